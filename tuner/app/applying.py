@@ -21,7 +21,7 @@ from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
-from tuner.program.training import NamedModel, named_models
+from tuner.program.training import named_models
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
 from tuner.space.models.catalogue import get_entry, resolve_config
@@ -55,11 +55,11 @@ def applying(
     """
     settings = settings_of(_program(space, words))
     program = settings.program
-    if others := list(_other_models(space, program)):
-        search = ["tuner", "search", *selected, "--model", others[0].name]
+    if others := _other_models(space, program):
+        search = ["tuner", "search", *selected, "--model", next(iter(others))]
         raise InputError(
             f"the recommendation is for {space.model}, and the program trains another model",
-            problems=[Problem(f"trains {one.name}", one.where) for one in others],
+            problems=[Problem(f"trains {name}", where) for name, where in others.items()],
             hint=f"{shlex.join(search)}, then `tuner apply` with that --model",
         )
     stages = {"": configuration, **space.stage_configurations(configuration)}
@@ -217,12 +217,13 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     return value  # type: ignore[no-any-return]
 
 
-def _other_models(space: SearchSpace, program: Program) -> Iterator[NamedModel]:
-    """The models that the program trains, where none is that of the space."""
-    named = named_models(program) if space.model is not None else []
-    same = {one: same_architecture(one.name, space.model or "") for one in named}
-    if True not in same.values():
-        yield from (one for one, is_same in same.items() if is_same is False)
+def _other_models(space: SearchSpace, program: Program) -> dict[str, str]:
+    """The models that the program trains and their places, where none is that of the space."""
+    named = named_models(program) if space.model is not None else {}
+    same = {name: same_architecture(name, space.model or "") for name in named}
+    if True in same.values():
+        return {}
+    return {name: where for name, where in named.items() if same[name] is False}
 
 
 def _batch(values: Mapping[str, object]) -> int:

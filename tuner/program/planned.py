@@ -612,7 +612,7 @@ def _has_sdpa(model: str) -> bool:
     if spec is None:
         return True  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
-        kind = resolve_config(model).model_type
+        kind = _config_of(model)["model_type"]
     folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -624,9 +624,7 @@ def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[s
     """The knobs without Liger's kernels, as an upper bound, where they are not modelled."""
     if not knobs.get("liger"):
         return knobs
-    entry = entry_like(model)
-    kind = resolve_config(model).model_type if entry is None else entry.config["model_type"]
-    known = kind in LIGER_TYPES and not knobs.get("num_labels")
+    known = _config_of(model)["model_type"] in LIGER_TYPES and not knobs.get("num_labels")
     if not known:
         found.at_most.append("Liger's kernels of this model aren't modelled, and only save memory")
     if known and knobs["loss"] == "liger" and "eval_batch" in knobs:
@@ -636,9 +634,14 @@ def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[s
     return {**knobs, "liger": known, "loss": loss}
 
 
-def _stored_dtype(model: str, knob: str) -> str:
+def _config_of(model: str) -> Mapping[str, Any]:
+    """The configuration of a model; of the catalogue's, without transformers."""
     entry = entry_like(model)
-    config = {} if entry is None else entry.config
+    return resolve_config(model).to_dict() if entry is None else entry.config
+
+
+def _stored_dtype(model: str, knob: str) -> str:
+    config = _config_of(model)
     said = config.get("dtype") or config.get("torch_dtype")  # as of a file of the hub
     dtype = str(said or getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -650,15 +653,14 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
-    entry = entry_like(model)
-    if importlib.util.find_spec("peft") is None and entry is not None:
-        for names, kinds in TABLES["peft_targets"].items():
-            if entry.config["model_type"] in kinds.split():
-                return tuple(names.split())
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    kind = _config_of(model)["model_type"]
+    if importlib.util.find_spec("peft") is None:
+        table = TABLES["peft_targets"].items()
+        found = next((names.split() for names, kinds in table if kind in kinds.split()), None)
+    else:
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    kind = resolve_config(model).model_type
-    found = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
+        found = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
     if found is None:
         raise InputError(
             f"no modules for an adapter are named, and peft has no default for {kind} models",
@@ -695,8 +697,4 @@ def _versions(held: Mapping[str, str]) -> list[str]:
 
 
 def _takes_images(model: str) -> bool:
-    """True if the model takes images; of the catalogue's, without transformers."""
-    entry = entry_like(model)
-    if entry is not None:
-        return entry.config.get("vision_config") is not None
-    return getattr(resolve_config(model), "vision_config", None) is not None
+    return _config_of(model).get("vision_config") is not None

@@ -248,31 +248,22 @@ class Setting:
         return None
 
 
-class Settings(Mapping[str, Setting]):
+class Settings(dict[str, Setting]):
     """The settings of `program` by knob."""
 
     def __init__(self, program: Program) -> None:
         self.trial = Trial(program, see)
         seen = self.trial.seen
-        self._settings = {
-            knob: Setting(knob, seen.values.get(knob), self.trial)
+        super().__init__(
+            (knob, Setting(knob, seen.values.get(knob), self.trial))
             for knob in PROGRAM_NAMES
             if knob in seen.values or knob in seen.unknown
-        }
+        )
 
     @property
     def program(self) -> Program:
         """The program, with the files that its code reads."""
         return self.trial.program
-
-    def __getitem__(self, knob: str) -> Setting:
-        return self._settings[knob]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
 
     def can_change(self, knob: str) -> bool:
         """True if the program can be given another value of the parameter."""

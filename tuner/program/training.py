@@ -561,36 +561,28 @@ def _freezes(where: str, given: Mapping[str, Argument], training: ProgramTrainin
 _BELOW = ("name", "path", "id", "name_or_path")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """A model as it is named, with the place for people: "train.py:12"."""
-
-    name: str
-    where: str
-
-
-def named_models(program: Program) -> list[NamedModel]:
-    """The models that the program trains, or that its files name; each once."""
-    found: list[NamedModel] = []
+def named_models(program: Program) -> dict[str, str]:
+    """The models that the program trains, or that its files name, with the place of each."""
+    found: list[tuple[str, str]] = []
     with contextlib.suppress(InputError):
         for training in read_trainings(program):
             if training.model_by_name:
-                found.append(NamedModel(training.model_by_name, training.where))
+                found.append((training.model_by_name, training.where))
             for name in ("0", "model_name"):
                 argument = training["model"].values.get(name)
                 if argument is not None and isinstance(argument.value, str):
-                    found.append(NamedModel(argument.value, argument.where))
+                    found.append((argument.value, argument.where))
     found += [one for source in program.sources for one in _in_file(source)]
-    named: dict[str, NamedModel] = {}
-    for one in found:
-        path = program.folder / one.name
-        name = str(path) if path.is_dir() else one.name
+    named: dict[str, str] = {}
+    for model, where in found:
+        path = program.folder / model
+        name = str(path) if path.is_dir() else model
         if path.is_dir() or get_entry(name) is not None or HUB_ID.fullmatch(name):
-            named.setdefault(name, NamedModel(name, one.where))
-    return list(named.values())
+            named.setdefault(name, where)
+    return named
 
 
-def _in_file(source: SourceFile) -> Iterator[NamedModel]:
+def _in_file(source: SourceFile) -> Iterator[tuple[str, str]]:
     if source.path.suffix in PYTHON:
         return
     for place in source.places:
@@ -598,4 +590,4 @@ def _in_file(source: SourceFile) -> Iterator[NamedModel]:
         is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
         is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
         if is_named and isinstance(place.value, str):
-            yield NamedModel(place.value, source.at(place))
+            yield place.value, source.at(place)

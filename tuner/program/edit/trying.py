@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -21,7 +22,6 @@ from tuner.core.errors import InputError, TunerError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.program.edit.literals import (
-    Call,
     beside,
     call_at,
     in_call,
@@ -337,7 +337,6 @@ class _Search:
         What a call gets already can only be a word, which its parser takes in place of a default.
         """
         program = self.trial.program
-        names = [n for n in self.names if len(n) > 2]
         siblings = [n for n in _SIBLINGS if n != self.knob and n in self.trial.seen.values]
         ways = [self.trial.written(n) for n in siblings if self.trial.is_given(n)]
         holders = [w for w in ways if w is not None and w.literal is not None and w.file != COMMAND]
@@ -348,36 +347,34 @@ class _Search:
             source, spot = program.files[way.file], (way.file, way.literal.names[1:])
             if source.path.suffix not in PYTHON and way.literal.names and spot not in done:
                 done.add(spot)
-                yield from (self._beside(way.file, source, way.literal, name) for name in names)
+                where = self._where(way.file, way.literal)
+                yield from self._added(where, way.file, partial(beside, source, way.literal))
         for file, line, column in self.trial.seen.calls if not is_given else ():
             held = program.files.get(file)
             call = call_at(held, line, column) if held is not None else None
             if held is not None and call is not None:
-                yield from (self._in_call(file, held, call, line, name) for name in names)
+                yield from self._added(f"{held.path}:{line}", file, partial(in_call, held, call))
         text = command_text(program)
         ends = [w.literal.end for w in ways if w and w.literal and w.file == COMMAND]
         end = ends[0] if ends and text[ends[0] : ends[0] + 1] in ("", _BETWEEN) else len(text)
-        for name in names:
-            yield self._behind(end, name)
 
-    def _beside(self, file: str, source: SourceFile, literal: Location, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            return [(file, e) for e in beside(source, literal, name, as_named(name, value))]
+        def word(name: str, value: KnobValue) -> list[TextEdit]:
+            return [TextEdit(end, end, f"{_BETWEEN}--{name}{_BETWEEN}{show(value)}")]
 
-        return Way(name, self._where(file, literal), edits, is_added=True)
+        yield from self._added("the command line", COMMAND, word)
 
-    def _in_call(self, file: str, source: SourceFile, call: Call, line: int, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            return [(file, e) for e in in_call(source, call, name, as_named(name, value))]
+    def _added(
+        self, where: str, file: str, text: Callable[[str, KnobValue], Sequence[TextEdit]]
+    ) -> Iterator[Way]:
+        """The setting under each of its names, as `text` writes it into a file."""
+        for name in self.names:
+            if len(name) < 3:
+                continue
 
-        return Way(name, f"{source.path}:{line}", edits, is_added=True)
+            def edits(value: KnobValue, name: str = name) -> Sequence[Edit]:
+                return [(file, edit) for edit in text(name, as_named(name, value))]
 
-    def _behind(self, end: int, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            word = f"{_BETWEEN}--{name}{_BETWEEN}{show(as_named(name, value))}"
-            return [(COMMAND, TextEdit(end, end, word))]
-
-        return Way(name, "the command line", edits, is_added=True)
+            yield Way(name, where, edits, is_added=True)
 
 
 def _kind(old: object, new: object) -> KnobValue | None:
