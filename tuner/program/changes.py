@@ -17,7 +17,6 @@ from tuner.program.edit.trying import Edit, Seen, arrives, edited, listed
 from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.settings import Settings
-from tuner.space.apply import Path as Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +154,13 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
     for word in dict.fromkeys(one.word for one in table):
         source = program.files[word]
         wanted = {one.place.start: one.value for one in table if one.word == word}
-        set_here = [p.path for p in source.places if p.start in wanted]
+        inner = [p.path for p in source.places if p.start in wanted and p.path]
         old, new = (
-            [p for p in places if p.path and not any(_is_in(p.path, one) for one in set_here)]
+            [
+                p
+                for p in places
+                if p.path and not any(p.path[: len(n)] == n != p.path for n in inner)
+            ]
             for places in (source.places, after.files[word].places)
         )
         for was, now in zip(old, new, strict=len(old) == len(new)):
@@ -169,10 +172,6 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
                 wrong.append(Problem("would change too", source.at(was)))
     if wrong:
         raise InputError("the values cannot be written safely", problems=wrong)
-
-
-def _is_in(path: Keys, above: Keys) -> bool:
-    return 0 < len(above) < len(path) and path[: len(above)] == above
 
 
 def _wrong(settings: Settings, seen: Seen, values: Mapping[str, KnobValue]) -> Iterator[Problem]:

@@ -34,7 +34,6 @@ from tuner.program.arguments import (
     EMULATE,
     OWN_MODULE,
     TABLES,
-    Arguments,
     Found,
     ProgramTraining,
     Undecided,
@@ -259,15 +258,14 @@ class _Planner:
             knobs |= {name: value for name, value in halved.items() if name not in given}
         configuration = _configuration(knobs)
         found.at_most += [str(p) for p in bounds if p.effect == "saves"]
+        left_out = [text for text in found.left_out if not self._sets(text)]
         return ProgramPlan(
             reading.name,
             chosen,
             configuration,
             planned.sequences,
             assumed=tuple(t for t in dict.fromkeys(found.assumed) if not self._sets(t)),
-            left_out=tuple(
-                dict.fromkeys([*found.at_most, *(t for t in found.left_out if not self._sets(t))])
-            ),
+            left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
                 *findings, *planned.notes, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
@@ -293,10 +291,11 @@ class _Planner:
         """True for a problem that --set or --model decides."""
         name = problem.where.rpartition(" ")[2]
         knob = _knob(problem) or knob_of(name)
-        if self.model is not None and (
-            knob == MODEL or problem.where in _places_of_model(training)
-        ):
-            return True
+        if self.model is not None:
+            keys = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
+            places = {training[g].where(key) for g in keys if training.has(g) for key in keys[g]}
+            if knob == MODEL or problem.where in places:
+                return True
         return name in self.given or (knob != "" and knob in self.given)
 
     def _other_options(self, program: Program, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -314,9 +313,8 @@ class _Planner:
         kind, hint = InputError, None
         known = [problem for problem in problems if not isinstance(problem, Undecided)]
         text = f"this program of {reading.name} cannot be predicted from its settings"
-        if any(
-            word in p.message for p in known for word in (EMULATE, "not predicted", "by --predict")
-        ):
+        words = (EMULATE, "not predicted", "by --predict")
+        if any(word in p.message for p in known for word in words):
             kind, hint = UnsupportedError, self._emulated
         elif len(known) < len(problems):
             kind, hint = UndecidedError, self._emulated
@@ -475,7 +473,12 @@ def _started(
     found.problems += launch.problems
     is_sharded = knobs.get(DISTRIBUTED) == "fsdp2"
     if is_sharded and planned.knobs.get("precision") == "nf4" and not planned.packs_codes:
-        _require_packing(training["quantization"])
+        # FSDP shards floating parameters: the codes of 4 bits have to be packed into such.
+        quantization, name = training["quantization"], "bnb_4bit_quant_storage"
+        storage = str(quantization.take(name, quietly=True)).removeprefix("torch.")
+        if storage not in DTYPES:
+            text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
+            quantization.refuse(name, text)
     # TrainingArguments take the launcher's word where they have none of their own.
     if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":
         knobs["mixed_precision"] = launch.mixed_precision
@@ -496,15 +499,6 @@ def _rounds(knobs: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int]
     return {"grad_accum": asked // at_once}
 
 
-def _require_packing(quantization: Arguments) -> None:
-    """FSDP shards floating parameters: the codes of 4 bits have to be packed into such."""
-    name = "bnb_4bit_quant_storage"
-    storage = str(quantization.take(name, quietly=True)).removeprefix("torch.")
-    if storage not in DTYPES:
-        text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
-        quantization.refuse(name, text)
-
-
 def _unsharded(configuration: Configuration) -> Iterator[str]:
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     is_sharded = Parallelism.of(configuration).is_sharded
@@ -513,13 +507,6 @@ def _unsharded(configuration: Configuration) -> Iterator[str]:
             f"unsharded gradients stay between micro-steps (no_sync); without: --set {SYNC}=true, "
             f"in TrainingArguments {WITH_SYNC}"
         )
-
-
-def _places_of_model(training: ProgramTraining) -> set[str]:
-    """The places at which the program names its model, which --model overrides."""
-    names = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
-    groups = {group: keys for group, keys in names.items() if training.has(group)}
-    return {training[group].where(key) for group, keys in groups.items() for key in keys}
 
 
 @contextlib.contextmanager

@@ -26,8 +26,7 @@ from tuner.program.trainer import reading_of
 from tuner.program.training import read_loops, read_trainings
 
 _GROUPS = (
-    "arguments", "trainer", "lora", "model", "enabled", "preparation", "quantization",
-    "loader",
+    "arguments", "trainer", "lora", "model", "enabled", "preparation", "quantization", "loader",
 )  # fmt: skip
 """The calls of a training, those first whose arguments decide."""
 
@@ -71,15 +70,11 @@ def _of_start(program: Program, seeds: int) -> Iterator[Seen]:
         if loops and (training.is_split or not training.has("loader")):
             knobs, why = ["micro_batch"], "has no DataLoader that says it"
             if training.is_split:
-                knobs, why = (
-                    ["micro_batch", "grad_accum"],
-                    "has several backward passes of one batch",
-                )
+                knobs, why = [*knobs, "grad_accum"], "has several backward passes of one batch"
             text = f"isn't read: the loop at {training.where} {why}"
             values = {knob: one for knob, one in seen.values.items() if knob not in knobs}
-            seen = replace(
-                seen, values=values, unknown={**dict.fromkeys(knobs, text), **seen.unknown}
-            )
+            unknown = {**dict.fromkeys(knobs, text), **seen.unknown}
+            seen = replace(seen, values=values, unknown=unknown)
         yield replace(seen, given=None) if loops else replace(seen, calls=calls)
 
 

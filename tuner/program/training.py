@@ -84,12 +84,14 @@ def read_loops(
 def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
     """The settings of a tool's file and words, by their newest names; others are noted."""
     tool, kept = program.trainer, dict[str, Argument]()
-    values = tool_settings(program)
+    values, names = tool_settings(program), names_of(tool) or ()
     for name, argument in values.items():
         text = lacks(tool, name, show(argument.value))
+        # --launcher is no setting, and a word may be the beginning of a name.
+        is_option = tool == "Axolotl" or any(one.startswith(name) for one in names)
         if text is None or "plugins" in values:  # which have keys of their own
             kept[name] = argument
-        elif "." in name or (argument.where == COMMAND_LINE and _is_option(tool, name)):
+        elif "." in name or (argument.where == COMMAND_LINE and is_option):
             continue
         elif instead := meant(tool, name, argument.value):
             found.notes.append(f"{argument.where}: {text}")
@@ -100,11 +102,6 @@ def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
             text = f"{text}; what it changes isn't known"
             found.problems.append(Undecided(text, argument.where))
     return kept
-
-
-def _is_option(tool: str, name: str) -> bool:
-    """True for --launcher, which is no setting, and for the beginning of a name."""
-    return tool == "Axolotl" or any(one.startswith(name) for one in names_of(tool) or ())
 
 
 _LENGTHS = ("max_length", "model_max_length")

@@ -118,7 +118,10 @@ class _Reader:
         if implied == "tf32":
             self.tf32 = name if truth else None
         elif implied and truth is not None:
-            self._switch(knob, implied, said, on=truth != meaning.startswith("not "))
+            if truth != meaning.startswith("not "):
+                self._set(knob, implied, said)
+            else:
+                self.denied.append((said, knob, implied))
         elif name.startswith("disable_") and truth is not None:
             self._set(knob, not truth, said)
         elif name.rpartition(".")[2] in _OF_LOADING:
@@ -134,12 +137,6 @@ class _Reader:
                 if meaning.partition("=")[0].removeprefix("not ") in self.terms:
                     return meaning
         return None
-
-    def _switch(self, knob: str, implied: str, said: str, *, on: bool) -> None:
-        if on:
-            self._set(knob, implied, said)
-        else:
-            self.denied.append((said, knob, implied))
 
     def _set(self, knob: str, value: Any, said: str) -> None:
         combined = COMBINED.get(f"{knob}={show(value)}".lower())

@@ -273,13 +273,16 @@ class _Search:
         return False if is_text and near == 0 and self.knob in _PROBES else None
 
     def _at(self, file: str, one: Location, inverse: bool) -> Way:
-        place = one
+        old = one.value
+        says_number = isinstance(old, str) and read_number(old) is not None
 
         def edits(value: KnobValue) -> Sequence[Edit]:
             new = not value if inverse else value
-            free = replace(place, value=_kind(place.value, new))
-            text = place.written(free.render(new))
-            return [(file, TextEdit(place.start, place.end, text))]
+            # A number in quotes stays there. A value of another kind is tried as the program's own.
+            is_number = isinstance(new, int | float) and not isinstance(new, bool)
+            keeps = is_number and (isinstance(old, float) or says_number)
+            text = one.written(replace(one, value=old if keeps else None).render(new))
+            return [(file, TextEdit(one.start, one.end, text))]
 
         named = [name for name in one.names if plain(name) in self.names]
         if not named and rank(one.names, self.names) < 3:
@@ -375,16 +378,6 @@ class _Search:
                 return [(file, edit) for edit in text(name, as_named(name, value))]
 
             yield Way(name, where, edits, is_added=True)
-
-
-def _kind(old: object, new: object) -> KnobValue | None:
-    """The value that decides how `new` is spelled: a number in quotes stays in quotes.
-
-    A place may get a value of another kind: the trial says if the program takes it.
-    """
-    is_number = isinstance(new, int | float) and not isinstance(new, bool)
-    keeps = isinstance(old, float) or (isinstance(old, str) and read_number(old) is not None)
-    return old if is_number and keeps else None  # type: ignore[return-value]
 
 
 def arrives(value: object, read: object) -> bool:

@@ -93,17 +93,12 @@ def _deepspeed_of(
     return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
-def _default_file() -> Path:
-    """The file that `accelerate config` writes; accelerate's own name of it imports torch."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
-    return home / "accelerate" / "default_config.yaml"
-
-
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
     """The values of accelerate's configuration file, by option; by default the user's own file."""
-    if named is None:
-        path = _default_file()
+    if named is None:  # the file that `accelerate config` writes; its own name imports torch
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
+        path = home / "accelerate" / "default_config.yaml"
         if not path.is_file():
             return {}
     else:
@@ -194,12 +189,9 @@ def _distributed(chosen: SettingsReader) -> Settings:
         }}  # fmt: skip
         chosen.get("dp_shard_size")
         if parallelism.group < parallelism.ranks:
-            sizes = {
-                "replicate": parallelism.ranks // parallelism.group,
-                "shard": parallelism.group,
-            }
             found["parallelism_config"] = {
-                f"parallelism_config_dp_{kind}_size": size for kind, size in sizes.items()
+                "parallelism_config_dp_replicate_size": parallelism.ranks // parallelism.group,
+                "parallelism_config_dp_shard_size": parallelism.group,
             }
         return found
     if not parallelism.zero_stage:

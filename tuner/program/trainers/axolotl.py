@@ -6,7 +6,7 @@ Read from 0.19: utils/schemas/, utils/config/__init__.py (`resolve_dtype`), load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tuner.core.records import KnobValue
@@ -50,7 +50,11 @@ def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
     note_effects(file, "Axolotl")
     plugins = _plugins(file)
-    weights = _dtype(file)
+    weights = "fp32"
+    if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
+        weights = "bf16"
+    elif file.take("fp16") or file.take("load_in_8bit"):
+        weights = "fp16"
     preferred = file.take("rl")
     sharded = _sharding(file)
     knobs: dict[str, Any] = {
@@ -68,19 +72,22 @@ def _plan(training: ProgramTraining) -> Planned:
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    # `should_convert` of `ModelLoader`, of embeddings and norms
+    keeps_fp32 = knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked"
     adapter = file.take("adapter")
     if adapter in ("lora", "qlora"):
         linear = bool(file.take("lora_target_linear", False, quietly=True))
         knobs |= adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
-        knobs |= _quantized(file, weights)
+        if file.take("load_in_8bit"):
+            knobs |= {"precision": "int8", "compute_dtype": weights}
+        elif file.take("load_in_4bit"):
+            knobs |= {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
         _fused_kernels(file)
     elif adapter is not None:
         only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
-    elif weights != "fp32" and not sharded and _is_widened(knobs):
-        file.adds(
-            "attn_implementation",
-            "widening of embeddings and norms to fp32, which flash_attention_2 turns off,",
-        )
+    elif weights != "fp32" and not sharded and keeps_fp32:
+        text = "widening of embeddings and norms to fp32, which flash_attention_2 turns off,"
+        file.adds("attn_implementation", text)
     knobs |= sharded
     notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
@@ -117,11 +124,6 @@ def _loss(file: Arguments, plugins: Sequence[str]) -> dict[str, Any]:
         file.found.left_out.append(f"{file.where(name)}: as TRL's chunked loss")
         return {"loss": "chunked"}
     return {"loss": "transformers", "fused_loss": bool(file.take("liger_cross_entropy"))}
-
-
-def _is_widened(knobs: Mapping[str, Any]) -> bool:
-    """True where embeddings and norms stay in fp32: `should_convert` of `ModelLoader`."""
-    return bool(knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked")
 
 
 def _optimizer(file: Arguments, *, is_sharded: bool) -> str:
@@ -168,12 +170,6 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     return preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
 
 
-def _dtype(file: Arguments) -> str:
-    if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
-        return "bf16"
-    return "fp16" if file.take("fp16") or file.take("load_in_8bit") else "fp32"
-
-
 def _attention(file: Arguments) -> str:
     if file.take("flash_attention"):
         return "flash_attention_2"
@@ -184,14 +180,6 @@ def _attention(file: Arguments) -> str:
             file.found.left_out.append(f"{file.where(name)}, as flash_attention_2")
             return "flash_attention_2"
     return attention(file, "attn_implementation")
-
-
-def _quantized(file: Arguments, weights: str) -> dict[str, Any]:
-    if file.take("load_in_8bit"):
-        return {"precision": "int8", "compute_dtype": weights}
-    if file.take("load_in_4bit"):
-        return {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
-    return {}
 
 
 def _fused_kernels(file: Arguments) -> None:

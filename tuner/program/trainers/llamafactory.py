@@ -68,11 +68,13 @@ def _plan(training: ProgramTraining) -> Planned:
     is_full = kind != "lora"
     if kind == "freeze":
         file.bound("finetuning_type", "training of some layers only")
+    if (attention := str(file.take("flash_attn", "auto"))) not in _ATTENTION:
+        file.refuse("flash_attn", f"is {attention}; predicted: {', '.join(_ATTENTION)}")
     knobs |= {
         # It loads in the dtype of the checkpoint. What is trained is widened to fp32; adapters are
         # anyway.
         "precision": "fp32" if is_full and not pure else STORED,
-        "attention": _attention(file),
+        "attention": _ATTENTION.get(attention, "sdpa"),
         "max_length": number(file, "cutoff_len", 2048),
         "loss": "transformers",
         "kbit_preparation": "none",
@@ -145,13 +147,6 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     if stage not in ("rm", "dpo", "kto"):
         return 1
     return preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
-
-
-def _attention(file: Arguments) -> str:
-    chosen = str(file.take("flash_attn", "auto"))
-    if chosen not in _ATTENTION:
-        file.refuse("flash_attn", f"is {chosen}; predicted: {', '.join(_ATTENTION)}")
-    return _ATTENTION.get(chosen, "sdpa")
 
 
 def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
