@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -410,7 +407,7 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     """The training in ten words, with the release that its defaults are of."""
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
-    title = library.title if library else f"{reading.name} {_installed(package) or own}"
+    title = library.title if library else f"{reading.name} {releases.place(package)[1] or own}"
     loop = _loop_word(reading.name)
     return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
 
@@ -447,13 +444,6 @@ def read_as(values: Mapping[str, Any], loop: str) -> str:
         "Liger's kernels": values.get("liger") is True,
     }
     return ", ".join(word for word, holds in words.items() if holds)
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _started(
@@ -595,12 +585,11 @@ _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 def _has_sdpa(model: str) -> bool:
     """False for a model that transformers runs with eager attention unless it is told another."""
-    spec, kind = importlib.util.find_spec("transformers"), ""
-    if spec is None:
+    (folder, _), kind = releases.place("transformers"), ""
+    if folder is None:
         return True  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
         kind = _config_of(model)["model_type"]
-    folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
@@ -641,7 +630,7 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 def _default_targets(model: str) -> tuple[str, ...]:
     kind = _config_of(model)["model_type"]
-    if importlib.util.find_spec("peft") is None:
+    if releases.place("peft")[0] is None:
         table = TABLES["peft_targets"].items()
         found = next((names.split() for names, kinds in table if kind in kinds.split()), None)
     else:
@@ -679,7 +668,8 @@ def _versions(held: Mapping[str, str]) -> list[str]:
     return [
         f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
         for package, read in held.items()
-        if (installed := _installed(package)) and installed.split(".")[:2] != read.split(".")[:2]
+        if (installed := releases.place(package)[1])
+        and installed.split(".")[:2] != read.split(".")[:2]
     ]
 
 

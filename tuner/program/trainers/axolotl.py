@@ -11,24 +11,11 @@ from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED
+from tuner.program import reading
 from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining
-from tuner.program.reading import (
-    NOT_COMPARED,
-    adapters,
-    attention,
-    checkpointing,
-    compiled,
-    listed,
-    note_effects,
-    only_run,
-    optimizer,
-    packed_rows,
-    preference,
-    read,
-)
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import sharding
-from tuner.program.writing import Settings, SettingsReader, train_as_transformers
+from tuner.program.writing import Settings, SettingsReader
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
@@ -48,7 +35,7 @@ _ROWS = {
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    note_effects(file, "Axolotl")
+    reading.note_effects(file, "Axolotl")
     plugins = _plugins(file)
     weights = "fp32"
     if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
@@ -58,15 +45,15 @@ def _plan(training: ProgramTraining) -> Planned:
     preferred = file.take("rl")
     sharded = _sharding(file)
     knobs: dict[str, Any] = {
-        **read(file, _ROWS),
+        **reading.read(file, _ROWS),
         # `normalize_config` says so for all but preference training.
-        **checkpointing(file, default=False, reentrant=preferred is None),
+        **reading.checkpointing(file, default=False, reentrant=preferred is None),
         "optimizer": _optimizer(file, is_sharded="distributed" in sharded),
         "precision": weights,
         "mixed_precision": weights if weights != "fp32" else "no",
         "attention": _attention(file),
         "training_loop": "trainer",
-        **compiled(file),
+        **reading.compiled(file),
         **_loss(file, plugins),
         # peft's preparation widens to fp32, and Axolotl narrows it again.
         "kbit_preparation": "none",
@@ -77,24 +64,24 @@ def _plan(training: ProgramTraining) -> Planned:
     adapter = file.take("adapter")
     if adapter in ("lora", "qlora"):
         linear = bool(file.take("lora_target_linear", False, quietly=True))
-        knobs |= adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
+        knobs |= reading.adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
         if file.take("load_in_8bit"):
             knobs |= {"precision": "int8", "compute_dtype": weights}
         elif file.take("load_in_4bit"):
             knobs |= {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
         _fused_kernels(file)
     elif adapter is not None:
-        only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
+        reading.only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
     elif weights != "fp32" and not sharded and keeps_fp32:
         text = "widening of embeddings and norms to fp32, which flash_attention_2 turns off,"
         file.adds("attn_implementation", text)
     knobs |= sharded
-    notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
+    notes = [] if knobs["precision"] in QUANTIZED else [reading.NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
         if file.take("attn_implementation") == "sdpa" or file.take("sdp_attention"):
             # `sdpa_varlen`: samples side by side, without a mask.
             knobs["attention"] = "flash_attention_2"
-        notes += packed_rows(knobs)
+        notes += reading.packed_rows(knobs)
     sequences = _several_sequences(file, knobs, notes)
     if file.take("processor_type"):
         file.adds("processor_type", "the memory of images that it may be trained with", "images")
@@ -105,7 +92,7 @@ def _plan(training: ProgramTraining) -> Planned:
 
 def _plugins(file: Arguments) -> list[str]:
     """The classes of the plugins; those that change what is predicted are refused."""
-    names = [path.rpartition(".")[2] for path in listed(file, "plugins")]
+    names = [path.rpartition(".")[2] for path in reading.listed(file, "plugins")]
     for name in names:
         if name not in TABLES["plugins"]:
             file.refuse("plugins", f"has {name}, which is not predicted: {EMULATE}")
@@ -133,7 +120,7 @@ def _optimizer(file: Arguments, *, is_sharded: bool) -> str:
         held = "adamw_torch_fused" if is_sharded else _SMALLER[chosen]
         file.bound("optimizer", f"{chosen} in place of {held}")
         return held
-    return optimizer(file, "optimizer", "adamw_torch_fused")
+    return reading.optimizer(file, "optimizer", "adamw_torch_fused")
 
 
 def _sharding(file: Arguments) -> dict[str, KnobValue]:
@@ -141,7 +128,7 @@ def _sharding(file: Arguments) -> dict[str, KnobValue]:
     config, prefix = "fsdp_config", "fsdp_"
     named = {name: a.value for name, a in file.values.items() if name.startswith(f"{config}.")}
     file.taken |= {config, "fsdp", f"{prefix}version"}
-    if not named and not listed(file, "fsdp"):
+    if not named and not reading.listed(file, "fsdp"):
         return {}
     settings = {n.removeprefix(f"{config}.").removeprefix(prefix): v for n, v in named.items()}
     if str(file.take(f"{prefix}version") or settings.pop("version", 1)) != "2":
@@ -161,13 +148,13 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     kind = file.take("rl")
     if kind in ("dpo", "ipo", "kto"):
         knobs["reference_model"] = not knobs["lora_rank"] or bool(file.take("rl_adapter_ref_model"))
-        return preference(knobs, notes, 1 if kind == "kto" else 2)
+        return reading.preference(knobs, notes, 1 if kind == "kto" else 2)
     if kind not in (None, "orpo"):
-        only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
+        reading.only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
     is_reward = bool(file.take("reward_model"))
     if is_reward:
         knobs |= {"num_labels": 1, "loss": "transformers", "fused_loss": False}
-    return preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
+    return reading.preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
 
 
 def _attention(file: Arguments) -> str:
@@ -179,7 +166,7 @@ def _attention(file: Arguments) -> str:
         if file.take(name):
             file.found.left_out.append(f"{file.where(name)}, as flash_attention_2")
             return "flash_attention_2"
-    return attention(file, "attn_implementation")
+    return reading.attention(file, "attn_implementation")
 
 
 def _fused_kernels(file: Arguments) -> None:
@@ -195,7 +182,7 @@ def _fused_kernels(file: Arguments) -> None:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    train_as_transformers(chosen)
+    chosen.train_as_transformers()
     chosen.leave_preparation()
     if not chosen.has_adapters and chosen.dtype != "float32":
         chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")
