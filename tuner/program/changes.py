@@ -77,9 +77,7 @@ class FileSetting:
 
 
 def change(
-    settings: Settings,
-    values: Mapping[str, KnobValue],
-    table: Sequence[FileSetting] = (),
+    settings: Settings, values: Mapping[str, KnobValue], table: Sequence[FileSetting] = ()
 ) -> Change:
     """The program with other values of parameters, read again to prove each of them.
 

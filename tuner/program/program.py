@@ -21,14 +21,7 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.source import (
-    PYTHON,
-    SETTINGS_FILES,
-    WORDS,
-    SourceFile,
-    checked,
-    opened,
-)
+from tuner.program.edit.source import PYTHON, SETTINGS_FILES, WORDS, SourceFile, checked, opened
 from tuner.program.shell import SUFFIX, is_shell, run_shell
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
 

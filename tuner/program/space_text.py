@@ -22,9 +22,7 @@ _MOST_VALUES = 12
 
 
 def knobs_of(
-    settings: Settings,
-    arrived: Mapping[str, KnobValue],
-    asked: Sequence[str],
+    settings: Settings, arrived: Mapping[str, KnobValue], asked: Sequence[str]
 ) -> dict[str, list[KnobValue]]:
     """The values to try of each parameter.
 

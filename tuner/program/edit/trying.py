@@ -21,14 +21,7 @@ from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, TunerError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.literals import (
-    beside,
-    call_at,
-    in_call,
-    literals_of,
-    plain,
-    rank,
-)
+from tuner.program.edit.literals import beside, call_at, in_call, literals_of, plain, rank
 from tuner.program.edit.place import (
     Location,
     NotWritableError,
