@@ -407,7 +407,7 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     """The training in ten words, with the release that its defaults are of."""
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
-    title = library.title if library else f"{reading.name} {releases.place(package)[1] or own}"
+    title = library.title if library else f"{reading.name} {releases.installed(package)[1] or own}"
     loop = _loop_word(reading.name)
     return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
 
@@ -585,7 +585,7 @@ _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 def _has_sdpa(model: str) -> bool:
     """False for a model that transformers runs with eager attention unless it is told another."""
-    (folder, _), kind = releases.place("transformers"), ""
+    (folder, _), kind = releases.installed("transformers"), ""
     if folder is None:
         return True  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
@@ -630,7 +630,7 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 def _default_targets(model: str) -> tuple[str, ...]:
     kind = _config_of(model)["model_type"]
-    if releases.place("peft")[0] is None:
+    if releases.installed("peft")[0] is None:
         table = TABLES["peft_targets"].items()
         found = next((names.split() for names, kinds in table if kind in kinds.split()), None)
     else:
@@ -668,7 +668,7 @@ def _versions(held: Mapping[str, str]) -> list[str]:
     return [
         f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
         for package, read in held.items()
-        if (installed := releases.place(package)[1])
+        if (installed := releases.installed(package)[1])
         and installed.split(".")[:2] != read.split(".")[:2]
     ]
 

@@ -16,7 +16,7 @@ from tuner.program import reading
 from tuner.program.arguments import TABLES, Arguments, ProgramTraining
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings, tool_words
-from tuner.program.releases import default, known, library, meant, place, takes
+from tuner.program.releases import default, installed, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch
 from tuner.program.writing import MACHINE, TRAINING, Settings, SettingsReader
@@ -186,7 +186,7 @@ def _launch(program: Program) -> Launch:
     options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
     named = options.pop("accelerate_config", None)
     if named is not None:
-        folder, _ = place("trl")
+        folder, _ = installed("trl")
         shipped = folder and folder / "accelerate_configs" / f"{named}.yaml"
         options["config_file"] = str(shipped if shipped and shipped.is_file() else named)
     return accelerate_launch(program, options)
@@ -200,7 +200,7 @@ def _script(program: Program) -> Program:
     place = tool_words(program) or slice(0, 0)
     before, rest = program.command[: place.start], program.command[place.stop :]
     name = program.command[place][-1].rpartition(".")[2]
-    folder, _ = place("trl")
+    folder, _ = installed("trl")
     path = (folder or Path()) / "scripts" / f"{name}.py"
     source = opened(path) if folder else None
     if source is None:
