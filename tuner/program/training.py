@@ -555,8 +555,6 @@ def _freezes(where: str, given: Mapping[str, Argument], training: ProgramTrainin
 
 # -- models --------------------------------------------------------------------------
 
-_BELOW = ("name", "path", "id", "name_or_path")
-
 
 def named_models(program: Program) -> dict[str, str]:
     """The models that the program trains, or that its files name, with the place of each."""
@@ -584,7 +582,11 @@ def _in_file(source: SourceFile) -> Iterator[tuple[str, str]]:
         return
     for place in source.places:
         steps = [str(step) for step in place.path[-2:]]
-        is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
+        is_below = (
+            len(steps) > 1
+            and steps[0] == "model"
+            and steps[1] in ("name", "path", "id", "name_or_path")
+        )
         is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
         if is_named and isinstance(place.value, str):
             yield place.value, source.at(place)

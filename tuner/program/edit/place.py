@@ -84,8 +84,8 @@ class Location:
 
     def render(self, value: KnobValue) -> str:
         """The characters that replace `raw`; `NotWritableError` for a value of another kind."""
-        if isinstance(value, tuple):
-            value = _as_text(value)
+        if value == _ALL_LINEAR:  # a word of peft's, no list of one name
+            value = _ALL_LINEAR[0]
         if isinstance(value, tuple):
             return self._list(value)
         if isinstance(value, bool):
@@ -185,11 +185,6 @@ def is_same(written: object, arrived: object) -> bool:
             row is not None and row == OPTIMIZERS.get(arrived)
         )  # fmt: skip
     return is_wanted(written, arrived)
-
-
-def _as_text(value: KnobValue) -> KnobValue:
-    """The word of peft for all linear layers is text, not a list of one name."""
-    return _ALL_LINEAR[0] if value == _ALL_LINEAR else value
 
 
 def is_writable(text: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
 from tuner.program import reading
-from tuner.program.arguments import TABLES, Arguments, ProgramTraining
+from tuner.program.arguments import TABLES, ProgramTraining
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings, tool_words
 from tuner.program.releases import default, installed, known, library, meant, takes
@@ -42,7 +42,10 @@ def _plan(training: ProgramTraining) -> Planned:
         if kind not in losses:
             arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(losses)}")
     if name == "SFTTrainer":
-        planned.notes += _long_rows(arguments, knobs)
+        strategy = arguments.take("packing_strategy", "bfd", quietly=True)
+        is_packed = arguments.take("packing", False) and strategy != "wrapped"
+        if arguments.take("padding_free") or is_packed:  # one row of a batch, else full ones
+            planned.notes += reading.packed_rows(knobs)
         _as_release_does(training, knobs, kinds)
     elif name == "KTOTrainer":
         passes = (
@@ -139,13 +142,6 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
         knobs["adapter_dtype"] = "bf16"
     trainer.leave_out("", "Trainer")
     return model, knobs
-
-
-def _long_rows(arguments: Arguments, knobs: dict[str, Any]) -> list[str]:
-    """Notes on packing that makes one row of a batch; other packing leaves rows of full length."""
-    strategy = arguments.take("packing_strategy", "bfd", quietly=True)
-    is_packed = arguments.take("packing", False) and strategy != "wrapped"
-    return reading.packed_rows(knobs) if arguments.take("padding_free") or is_packed else []
 
 
 # -- writing ----------------------------------------------------------------------
