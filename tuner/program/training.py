@@ -41,12 +41,11 @@ from tuner.program.standins import NOT_INSTALLED
 from tuner.program.trainer import trainer_named
 from tuner.space.models.catalogue import HUB_ID, get_entry
 
-_TRAINERS: Mapping[str, tuple[str, ...]] = {
-    "transformers": ("Trainer", "Seq2SeqTrainer"),
-    "trl": ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward"),
-    "unsloth": ("UnslothTrainer",),
-}
-"""By library: its trainers that are read; TRL's without "Trainer"."""
+_KINDS: Mapping[tuple[str, str], str] = {
+    ("transformers", "Trainer"): "Trainer", ("transformers", "Seq2SeqTrainer"): "Trainer",
+    ("unsloth", "UnslothTrainer"): "SFTTrainer",
+}  # fmt: skip
+"""By library and class: the trainer as it is read. Others are read by the name of their class."""
 
 MODEL_KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
@@ -495,16 +494,15 @@ class _Reader:
 
     def _library(self, one: Row) -> str:
         """The class of an object, or the first class of a library that one's own is made from."""
-        libraries = {*self.recorded.standins, *self.recorded.absent, *_TRAINERS, "peft"}
+        trained = ("transformers", "trl", "unsloth", "peft")
+        libraries = {*self.recorded.standins, *self.recorded.absent, *trained}
         names: list[str] = [one["class"], *(one.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
 
     def _kind(self, trainer: Row) -> str:
         path = self._library(trainer)
-        root, word = path.split(".", maxsplit=1)[0], last(path)
-        if word.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
-            return {"UnslothTrainer": "SFTTrainer", "Seq2SeqTrainer": "Trainer"}.get(word, word)
-        return path if word == "Trainer" else word
+        root, word = path.partition(".")[0], last(path)
+        return _KINDS.get((root, word), path if word == "Trainer" else word)
 
 
 def _cast(name: str, at: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:
@@ -581,12 +579,8 @@ def _in_file(source: SourceFile) -> Iterator[tuple[str, str]]:
     if source.path.suffix in PYTHON:
         return
     for place in source.places:
-        steps = [str(step) for step in place.path[-2:]]
-        is_below = (
-            len(steps) > 1
-            and steps[0] == "model"
-            and steps[1] in ("name", "path", "id", "name_or_path")
-        )
-        is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
+        *above, name = ["", "", *map(str, place.path)][-2:]
+        is_below = above == ["model"] and name in ("name", "path", "id", "name_or_path")
+        is_named = is_below or name in MODEL_KEYS
         if is_named and isinstance(place.value, str):
             yield place.value, source.at(place)
