@@ -116,11 +116,6 @@ class Arguments:
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
-    def has_none(self, name: str) -> bool:
-        """True for an argument whose value is None, which differs from one that is not there."""
-        argument = self.values.get(name)
-        return argument is not None and argument.value is None and argument.problem is None
-
     def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
         """The value of `name`, else the release's default, else `default`.
 

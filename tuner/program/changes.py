@@ -115,12 +115,12 @@ def change(
     if problems or (lacking and not edits):
         raise InputError("not every value can be written", problems=problems + lacking)
     after = edited(program, edits)
-    if values:
-        wrong = list(_wrong(settings, settings.trial.reading(after), values))
-        if wrong and lacking:
-            raise InputError("not every value can be written", problems=lacking)
-        if wrong:
-            raise InputError("the values cannot be written safely", problems=wrong)
+    wrong = list(_wrong(settings, settings.trial.reading(after), values)) if values else []
+    if wrong:
+        text = (
+            "not every value can be written" if lacking else "the values cannot be written safely"
+        )
+        raise InputError(text, problems=lacking or wrong)
     return Change(program, after, dict(values))
 
 

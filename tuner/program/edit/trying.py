@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -115,7 +115,6 @@ class Trial:
         quick = self.reading(program, whole=False)
         self.is_whole = quick.values != self.seen.values
         self.base = self.seen if self.is_whole else quick
-        self._literals: list[tuple[str, Location]] | None = None
         self._written: dict[str, Way | None] = {}
         self._ways: dict[str, Way | None] = {}
         self._lock = threading.RLock()
@@ -134,7 +133,7 @@ class Trial:
         with self._lock:
             if knob not in self._ways:
                 search = _Search(self, knob)
-                way = self._way_written(knob, search)
+                way = self.written(knob, search)
                 if way is None or way.also:
                     way = search.first(search.switches()) or way
                 if way is None and knob in self.seen.values and self.seen.given is not None:
@@ -142,15 +141,13 @@ class Trial:
                 self._ways[knob] = way
             return self._ways[knob]
 
-    def written(self, knob: str) -> Way | None:
-        """The literal of a setting; None for one that is written nowhere."""
+    def written(self, knob: str, search: _Search | None = None) -> Way | None:
+        """The literal of a setting, found by a `search`; None for one that is written nowhere."""
         with self._lock:
-            return self._way_written(knob, _Search(self, knob))
-
-    def _way_written(self, knob: str, search: _Search) -> Way | None:
-        if knob not in self._written:
-            self._written[knob] = search.first(search.literals()) or search.best
-        return self._written[knob]
+            if knob not in self._written:
+                search = search or _Search(self, knob)
+                self._written[knob] = search.first(search.literals()) or search.best
+            return self._written[knob]
 
     def given_as(self, knob: str) -> list[str]:
         """The names by which the program's calls got the setting."""
@@ -160,15 +157,16 @@ class Trial:
         """False for what the program leaves to its trainer."""
         return self.seen.given is None or bool(self.given_as(knob))
 
-    @property
+    @cached_property
     def literals(self) -> list[tuple[str, Location]]:
         """The literals of the command and of all files, with the file."""
-        if self._literals is None:
-            text = command_text(self.program)
-            self._literals = [(COMMAND, one) for one in in_words(text, _start_of(self.program))]
-            for word, source in self.program.files.items():
-                self._literals += [(word, one) for one in literals_of(source)]
-        return self._literals
+        words, script = list(self.program.command), self.program.shell or self.program.main
+        number = words.index(script) if script in words else 0
+        start = len(_BETWEEN.join(words[: number + 1]))  # behind the script, or the first word
+        found = [(COMMAND, one) for one in in_words(command_text(self.program), start)]
+        for word, source in self.program.files.items():
+            found += [(word, one) for one in literals_of(source)]
+        return found
 
 
 class _Search:

@@ -125,11 +125,11 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     checkpoints = default(config, "gradient_checkpointing") is True
     precision = "bf16" if narrow else "no"
     model, knobs = reading.training_by_calls(training, checkpoints=checkpoints, precision=precision)
-    knobs["loss"] = "chunked"
+    knobs["loss"], length = "chunked", arguments.values.get("max_length")
     if arguments.take("dataset_kwargs.skip_prepare_dataset", False, quietly=True):
         arguments.taken.add("max_length")
         knobs |= reading.length_of_rows(training)
-    elif arguments.has_none("max_length"):
+    elif length is not None and length.value is None and length.problem is None:
         arguments.refuse(
             "max_length", "is None: the longest example decides; pass --set max_length"
         )
