@@ -16,7 +16,8 @@ from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
 from tuner.program.edit.place import Location, is_same, is_wanted
-from tuner.program.edit.source import SETTINGS_FILES, open_source
+from tuner.program.edit.source import SETTINGS_FILES, SourceFile, checked
+from tuner.program.edit.write import read_bytes
 from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
@@ -114,7 +115,7 @@ def _program(space: SearchSpace, words: Sequence[str]) -> Program:
     if not words and space.command is not None and space.command.is_program:
         return read_program(space.command.argv, Path(space.command.cwd))
     if words and Path(words[0]).suffix in SETTINGS_FILES:
-        files = {word: open_source(Path(word)) for word in words}
+        files = {word: checked(SourceFile(Path(word), read_bytes(Path(word)))) for word in words}
         if trainer_of(files[words[0]].places) is None:
             return Program(tuple(words), files)
     return read_program(words, is_run=False)

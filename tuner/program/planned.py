@@ -51,7 +51,7 @@ from tuner.program.reading import (
     packed_rows,
 )
 from tuner.program.recorded import record
-from tuner.program.trainer import Planned, Reading, reading_of
+from tuner.program.trainer import MALFORMED, Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
@@ -504,9 +504,7 @@ def _malformed(program: Program) -> Iterator[None]:
     """Inside, values of another kind than the trainer's are an `InputError`, like endless ones."""
     try:
         yield
-    except (
-        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
-    ) as error:  # fmt: skip
+    except MALFORMED as error:
         name = program.main or next(iter(program.files), shlex.join(program.command))
         raise InputError(f"{name}: cannot be read: {error}") from error
 

@@ -193,12 +193,6 @@ def default(name: str, argument: str, folders: Folders = ()) -> Any:
     return its.get("default", {"$unknown": f"{name} {argument}"})
 
 
-def describe(name: str, folders: Folders = ()) -> str:
-    """A library with the release that its defaults are of, for people: "TRL 1.16"."""
-    found = library(name, folders)
-    return found.title if found else name
-
-
 # -- what a release lacks ---------------------------------------------------------
 
 RENAMED: Mapping[str, str] = DATA["renamed"]
@@ -260,7 +254,8 @@ def lacks(name: str, argument: str, shown: str = "...", folders: Folders = ()) -
     instead = instead or (f"did you mean {near}?" if near else None)
     instead = instead or (update if "since" in when else "remove it")
     ignores = ", and ignores it" if name in IGNORING else ""
-    return f"{of}{describe(root, folders)} has no {argument}{when}{ignores}: {instead}"
+    found = library(root, folders)
+    return f"{of}{found.title if found else root} has no {argument}{when}{ignores}: {instead}"
 
 
 def _instead(

@@ -22,7 +22,7 @@ from tuner.program.edit.trying import COMMAND, Seen, Trial, Way, listed
 from tuner.program.places import made
 from tuner.program.program import Program, starts_of
 from tuner.program.recorded import SEEDS, record
-from tuner.program.trainer import reading_of
+from tuner.program.trainer import MALFORMED, reading_of
 from tuner.program.training import read_loops, read_trainings
 
 _GROUPS = (
@@ -32,9 +32,6 @@ _GROUPS = (
 
 _OF_LORA = ("r", "rank")
 """Names that mean the rank in a call for LoRA only."""
-
-_PLANS_RAISE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that values of another kind than the trainer's raise in its reading."""
 
 
 def see(program: Program, is_whole: bool = True) -> Seen:
@@ -130,7 +127,7 @@ def _planned(training: ProgramTraining) -> Mapping[str, Any]:
     """The knobs as the trainer's reader makes them; none for a loop of one's own."""
     if training["trainer"].is_unknown("args"):
         return {}  # it may set everything
-    with contextlib.suppress(*_PLANS_RAISE):
+    with contextlib.suppress(*MALFORMED):
         if (reading := reading_of(training.trainer)) is not None:
             planned = reading.plan(training)
             size = int(str(planned.knobs.get("micro_batch"))) // planned.sequences

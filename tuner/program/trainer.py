@@ -69,6 +69,10 @@ class Reading:
     plan: Callable[[ProgramTraining], Planned]
 
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors that values of another kind than the trainer's raise in its reading."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """The settings that `tuner export --format NAME` writes, in a file with this suffix.

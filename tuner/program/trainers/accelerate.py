@@ -22,12 +22,9 @@ from tuner.program.trainers.deepspeed import zero_knobs, zero_of
 from tuner.program.writing import Settings, SettingsReader
 
 _KINDS = {
-    "NO": "",
-    "MULTI_GPU": "multi_gpu",
-    "FSDP": "use_fsdp",
-    "DEEPSPEED": "use_deepspeed",
+    "NO": "", "MULTI_GPU": "multi_gpu", "FSDP": "use_fsdp", "DEEPSPEED": "use_deepspeed",
     "MEGATRON_LM": "use_megatron_lm",
-}
+}  # fmt: skip
 """accelerate's `distributed_type`, and the option that says the same."""
 
 
@@ -127,12 +124,10 @@ _SECTIONS = {"": "", "fsdp_config": "fsdp_", "deepspeed_config": "", "dynamo_con
 _WRAPPED = "TRANSFORMER_BASED_WRAP"
 """The only policy that is predicted: each layer is a unit."""
 
-_LEFT_ALONE = ("false", "none", "0", "")
-
 
 def is_true(value: object) -> bool:
     """True for a word of a command line or a YAML file that means so."""
-    return value is not None and str(value).lower() not in _LEFT_ALONE
+    return value is not None and str(value).lower() not in ("false", "none", "0", "")
 
 
 def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
