@@ -123,6 +123,7 @@ else:
 _RUN = """\
 for _name, _text in _start["parts"]:
     __import__("linecache").cache[_name] = len(_text), None, _text.splitlines(True), _name
+for _name, _text in _start["parts"]:
     _code = compile(_text, _name, "exec", _start["flags"], dont_inherit=True)
     _more = eval(_code)
     if _more is not None:
