@@ -15,7 +15,7 @@ import yaml
 
 from tuner.app.cli.main import run
 from tuner.core.records import Configuration
-from tuner.program.export import FORMATS, ExportInput, export
+from tuner.program.export import FORMATS, command_line, export
 from tuner.space import configure, default_space, load_space
 from tuner.space.apply import is_meant
 
@@ -114,18 +114,18 @@ LLAMAFACTORY = {
 }
 
 
-def subject(**changes: object) -> ExportInput:
+def subject(**changes: object) -> tuple:
     configuration = Configuration({**QLORA, **changes})
     flags = {name: configuration[name] for name in ("micro_batch", "lora_targets", "double_quant")}
-    return ExportInput(configuration, "causal_lm", "org/model", "a title", flags=flags)
+    return configuration, "causal_lm", "org/model", "a title", (command_line(flags), {})
 
 
 def settings(name: str, **changes: object) -> dict:
-    return yaml.safe_load(export(name, subject(**changes)).text)  # JSON is YAML
+    return yaml.safe_load(export(name, *subject(**changes)).text)  # JSON is YAML
 
 
 def python_settings(**changes: object) -> dict:
-    tree = ast.parse(export("trainer", subject(**changes)).text)
+    tree = ast.parse(export("trainer", *subject(**changes)).text)
     return {node.targets[0].id: ast.literal_eval(node.value) for node in tree.body}
 
 
@@ -172,7 +172,7 @@ def test_the_trainers_file_names_what_it_has_and_prepares_what_is_quantised(
         "gradient_checkpointing": checkpointing,
         "use_reentrant": True,
     }
-    text = export("trainer", subject(**changes)).text
+    text = export("trainer", *subject(**changes)).text
     names = set(re.findall(r"\*\*([A-Z]+)", text))
     parts = python_settings(**changes)
     assert names == parts.keys()
@@ -193,16 +193,16 @@ def test_the_trainers_file_names_what_it_has_and_prepares_what_is_quantised(
 
 
 def test_trl_says_which_loss_was_priced():
-    left_out = export("trl", subject()).left_out
+    left_out = export("trl", *subject()).left_out
     assert any(
         line.startswith("loss = transformers: ") and "whole logits" in line for line in left_out
     )
     assert any(line.startswith("adapter_dtype = fp32: ") for line in left_out)
     assert settings("trl")["loss_type"] == "nll"
     same = {"loss": "chunked", "adapter_dtype": "bf16"}
-    left_out = export("trl", subject(**same)).left_out
+    left_out = export("trl", *subject(**same)).left_out
     assert not any(line.startswith(("loss", "adapter_dtype")) for line in left_out)
-    plain = export("trl", subject(precision="bf16")).left_out
+    plain = export("trl", *subject(precision="bf16")).left_out
     assert not any(line.startswith("adapter_dtype") for line in plain)
 
 
@@ -216,7 +216,7 @@ def test_every_format_that_checkpoints_says_how(reentrant):
     assert training["gradient_checkpointing_kwargs"] == {"use_reentrant": reentrant}
     assert settings("llamafactory", **changes)["use_reentrant_gc"] == reentrant
     for name in ("torchtune", "lightning", "accelerate", "deepspeed"):
-        left_out = export(name, subject(**changes)).left_out
+        left_out = export(name, *subject(**changes)).left_out
         assert any(line.startswith("use_reentrant = ") for line in left_out), name
 
 
@@ -230,7 +230,7 @@ def test_what_concerns_the_machine_goes_to_trainer_where_a_space_has_it(tmp_path
     assert arguments.dataloader_prefetch_factor == 4
     assert not arguments.dataloader_pin_memory
     assert arguments.dataloader_persistent_workers
-    left_out = export("trl", subject(**machine)).left_out
+    left_out = export("trl", *subject(**machine)).left_out
     assert "allocator = a:1: set PYTORCH_CUDA_ALLOC_CONF in the environment" in left_out
     single = python_settings(num_workers=0, prefetch_factor=4)["TRAINING"]
     TrainingArguments(**single, use_cpu=True, output_dir=str(tmp_path))
@@ -256,7 +256,7 @@ def test_accelerate_is_told_of_all_gpus(changes, kind, sharded, tmp_path):
     from accelerate.commands.config.config_args import ClusterConfig
 
     path = tmp_path / "accelerate.yaml"
-    made = export("accelerate", subject(**changes))
+    made = export("accelerate", *subject(**changes))
     path.write_text(made.text)
     config = ClusterConfig.from_yaml_file(str(path))
     assert config.distributed_type == kind
@@ -266,7 +266,7 @@ def test_accelerate_is_told_of_all_gpus(changes, kind, sharded, tmp_path):
     assert config.fsdp_config.get("fsdp_version") == (2 if kind == "FSDP" else None)
     said = ("machines", "distributed", "dp_shard_size")
     assert not [line for line in made.left_out if line.startswith(said)]
-    assert any("the launcher" in line for line in export("trl", subject(**changes)).left_out)
+    assert any("the launcher" in line for line in export("trl", *subject(**changes)).left_out)
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
@@ -337,7 +337,7 @@ def test_lightning_and_deepspeed_know_every_key(changes):
     trainer = settings("lightning", **changes)["trainer"]
     assert trainer.keys() <= LIGHTNING
     assert trainer["precision"] in LIGHTNING_PRECISIONS
-    found = json.loads(export("deepspeed", subject(**changes)).text)
+    found = json.loads(export("deepspeed", *subject(**changes)).text)
     assert found.keys() <= DEEPSPEED
     assert found["train_batch_size"] == (
         found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
@@ -356,13 +356,13 @@ def test_zero_is_said_by_every_tool_that_starts_deepspeed(tmp_path):
         assert own["deepspeed"]["zero_optimization"] == zero
         assert own["deepspeed"]["gradient_clipping"] == "auto"
     path = tmp_path / "accelerate.yaml"
-    path.write_text(export("accelerate", subject(**ranks)).text)
+    path.write_text(export("accelerate", *subject(**ranks)).text)
     launch = ClusterConfig.from_yaml_file(yaml_file=str(path))
     assert launch.num_processes == 4
     assert launch.distributed_type == "DEEPSPEED"
     assert launch.deepspeed_config["zero_stage"] == 2
     for name in ("deepspeed", "trl", "axolotl", "llamafactory"):
-        left = export(name, subject(**ranks)).left_out
+        left = export(name, *subject(**ranks)).left_out
         assert any(line.startswith("gpus_per_trial = 4: belongs to the launcher") for line in left)
         assert not any(line.startswith("distributed") for line in left), name
 
@@ -385,7 +385,7 @@ WITNESSES = {
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n != "command"])
 def test_a_value_is_written_or_named_as_left_out(name):
-    exported = export(name, subject(**WITNESSES))
+    exported = export(name, *subject(**WITNESSES))
     body = exported.text.split("\n\n", 1)[-1] if exported.text.startswith("#") else exported.text
     left_out = {line.partition(" ")[0] for line in exported.left_out}
     for knob, value in WITNESSES.items():
@@ -398,17 +398,19 @@ def test_tools_are_told_to_train_all_weights():
     assert settings("llamafactory", **full)["pure_bf16"] is True
     wide = {**full, "precision": "fp32"}
     assert settings("llamafactory", **wide)["pure_bf16"] is False
-    assert not any("precision" in line for line in export("llamafactory", subject(**wide)).left_out)
+    assert not any(
+        "precision" in line for line in export("llamafactory", *subject(**wide)).left_out
+    )
     assert settings("trl", **full)["use_peft"] is False
     assert "LORA" not in python_settings(**full)
-    assert "full_finetune_single_device" in export("torchtune", subject(**full)).text
-    assert "lora_finetune_single_device" in export("torchtune", subject()).text
+    assert "full_finetune_single_device" in export("torchtune", *subject(**full)).text
+    assert "lora_finetune_single_device" in export("torchtune", *subject()).text
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 @pytest.mark.parametrize("name", ["trl", "llamafactory", "axolotl", "trainer", "torchtune"])
 def test_the_kind_of_adapter_is_said(name, kind):
-    exported = export(name, subject(adapter=kind))
+    exported = export(name, *subject(adapter=kind))
     left_out = [line for line in exported.left_out if line.startswith("adapter =")]
     if (name, kind) == ("torchtune", "rslora"):
         assert left_out
@@ -420,7 +422,7 @@ def test_the_kind_of_adapter_is_said(name, kind):
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_is_left_out_is_said_in_the_file_too(name):
     exported = export(
-        name, subject(optimizer="sgd", loss="transformers_4_46", kbit_preparation="none")
+        name, *subject(optimizer="sgd", loss="transformers_4_46", kbit_preparation="none")
     )
     has_comments = FORMATS[name].suffix in (".yaml", ".py")
     for line in exported.left_out if has_comments else ():
@@ -434,8 +436,8 @@ def test_every_name_of_the_vocabulary_is_accounted_for():
     space = default_space("qwen2.5-0.5b")
     configuration = configure(space)
     for name in FORMATS:
-        found = ExportInput(configuration.replace(new_term=7), "causal_lm", None, "t")
-        left_out = export(name, found).left_out
+        found = configuration.replace(new_term=7)
+        left_out = export(name, found, "causal_lm", None, "t").left_out
         assert name == "command" or any(line.startswith("new_term = 7:") for line in left_out)
 
 
@@ -443,7 +445,7 @@ def test_a_tool_for_language_models_refuses_other_workloads():
     from tuner.core.errors import InputError
 
     with pytest.raises(InputError, match="does not train workload 'contrastive'"):
-        export("axolotl", ExportInput(Configuration({"micro_batch": 2}), "contrastive", None, "t"))
+        export("axolotl", Configuration({"micro_batch": 2}), "contrastive", None, "t")
 
 
 @pytest.fixture

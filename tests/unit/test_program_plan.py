@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tuner.core.errors import InputError, UndecidedError, UnsupportedError
-from tuner.program.export import ExportInput, export
+from tuner.program.export import export
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
@@ -788,8 +788,8 @@ def test_a_recipe_that_cannot_be_predicted_says_why(tmp_path: Path, changes, nam
 
 def test_what_is_exported_for_torchtune_is_read_as_it_was(tmp_path: Path):
     wanted = recipe(tmp_path).configuration
-    subject = ExportInput(wanted, "causal_lm", "qwen2.5-7b", "")
-    changes = yaml.safe_load(export("torchtune", subject).text)
+    exported = export("torchtune", wanted, "causal_lm", "qwen2.5-7b", "")
+    changes = yaml.safe_load(exported.text)
     changes["model"]["_component_"] = "torchtune.models.qwen2_5.qlora_qwen2_5_7b_base"
     changes["loss"] = {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}
     file = tmp_path / "exported.yaml"

@@ -22,7 +22,6 @@ from tuner.program.releases import (
     Meant,
     classes,
     default,
-    describe,
     exports,
     known,
     lacks,
@@ -220,7 +219,7 @@ def test_defaults_are_followed_to_constants_and_enums_of_the_users_own_release(o
     assert "default" not in said["needed"]
     assert "made" not in said
     assert "per_device_train_batch_size" in said
-    assert describe("trl", old) == "TRL 0.15.1"
+    assert library("trl", old).title == "TRL 0.15.1"
     assert library("trl", old).is_before("0.19")
 
 
@@ -266,7 +265,7 @@ def test_the_module_that_a_class_is_imported_from(tmp_path):
 
 def test_what_is_not_installed_is_of_the_shipped_release(tmp_path):
     nothing = (str(tmp_path),)
-    assert describe("trl", nothing) == describe("trl", SHIPPED)
+    assert library("trl", nothing) == library("trl", SHIPPED)
     assert default("trl.SFTConfig", "max_length", nothing) == 1024
     assert library("nosuch") is None
     assert takes("nosuch.Config", "a") is None

@@ -16,7 +16,8 @@ from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
 from tuner.program.edit.place import Location, is_same, is_wanted
-from tuner.program.edit.source import SETTINGS_FILES, open_source
+from tuner.program.edit.source import SETTINGS_FILES, SourceFile, checked
+from tuner.program.edit.write import read_bytes
 from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
@@ -55,14 +56,11 @@ def applying(
     """
     settings = settings_of(_program(space, words))
     program = settings.program
-    named = named_models(program) if space.model is not None else []
-    alike = {one: same_architecture(one.name, space.model or "") for one in named}
-    others = [one for one, is_alike in alike.items() if is_alike is False]
-    if others and True not in alike.values():
-        search = ["tuner", "search", *selected, "--model", others[0].name]
+    if others := _other_models(space, program):
+        search = ["tuner", "search", *selected, "--model", next(iter(others))]
         raise InputError(
             f"the recommendation is for {space.model}, and the program trains another model",
-            problems=[Problem(f"trains {one.name}", one.where) for one in others],
+            problems=[Problem(f"trains {name}", where) for name, where in others.items()],
             hint=f"{shlex.join(search)}, then `tuner apply` with that --model",
         )
     stages = {"": configuration, **space.stage_configurations(configuration)}
@@ -117,7 +115,7 @@ def _program(space: SearchSpace, words: Sequence[str]) -> Program:
     if not words and space.command is not None and space.command.is_program:
         return read_program(space.command.argv, Path(space.command.cwd))
     if words and Path(words[0]).suffix in SETTINGS_FILES:
-        files = {word: open_source(Path(word)) for word in words}
+        files = {word: checked(SourceFile(Path(word), read_bytes(Path(word)))) for word in words}
         if trainer_of(files[words[0]].places) is None:
             return Program(tuple(words), files)
     return read_program(words, is_run=False)
@@ -218,6 +216,15 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     if isinstance(value, float) and value.is_integer() and expression not in values:
         return int(value)
     return value  # type: ignore[no-any-return]
+
+
+def _other_models(space: SearchSpace, program: Program) -> dict[str, str]:
+    """The models that the program trains and their places, where none is that of the space."""
+    named = named_models(program) if space.model is not None else {}
+    same = {name: same_architecture(name, space.model or "") for name in named}
+    if True in same.values():
+        return {}
+    return {name: where for name, where in named.items() if same[name] is False}
 
 
 def _batch(values: Mapping[str, object]) -> int:

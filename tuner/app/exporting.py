@@ -8,11 +8,11 @@ from pathlib import Path
 from tuner.app.applying import value_of
 from tuner.app.target import Target
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.records import Configuration, KnobValue
+from tuner.core.records import Configuration
 from tuner.core.setup.schemas import ALL_LINEAR
 from tuner.core.units import format_gib
 from tuner.program.changes import change
-from tuner.program.export import Exported, ExportInput, export
+from tuner.program.export import Exported, command_line, export
 from tuner.program.program import read_program
 from tuner.program.settings import settings_of
 from tuner.searches.best import BestTrial
@@ -24,24 +24,18 @@ from tuner.space.models.catalogue import get_entry, resolve_config
 
 def export_recommended(target: Target, best: BestTrial, name: str) -> Exported:
     """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
-    entry = get_entry(target.space.model) if target.space.model else None
-    flags: dict[str, KnobValue] = {}
-    command, own_command = target.space.command, ""
-    if command is not None:
-        own_command, unflagged = _own_command(command, best.configuration)
-    else:
-        flags, unflagged = _flags(target.space, best.configuration)
-    subject = ExportInput(
-        configuration=_with_names(target, best.configuration),
-        workload=target.space.workload,
-        model=(entry.hub_id if entry and entry.hub_id else target.space.model),
-        title=f"{target.space.name} on {target.gpu.name}: trial {best.record.trial_id}, "
-        f"{format_gib(best.evidence.memory.device_bytes)} ({best.source})",
-        flags=flags,
-        unflagged=unflagged,
-        own_command=own_command,
+    space, values = target.space, best.configuration
+    entry = get_entry(space.model) if space.model else None
+    says = _flags(space, values) if space.command is None else _own_command(space.command, values)
+    trial, memory = best.record.trial_id, format_gib(best.evidence.memory.device_bytes)
+    return export(
+        name,
+        _with_names(target, values),
+        space.workload,
+        entry.hub_id if entry and entry.hub_id else space.model,
+        f"{space.name} on {target.gpu.name}: trial {trial}, {memory} ({best.source})",
+        says,
     )
-    return export(name, subject)
 
 
 def _with_names(target: Target, values: Configuration) -> Configuration:
@@ -82,14 +76,14 @@ def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str
     return shlex.join(after.command), unsaid
 
 
-def _flags(
-    space: SearchSpace, values: Configuration
-) -> tuple[dict[str, KnobValue], dict[str, str]]:
+def _flags(space: SearchSpace, values: Configuration) -> tuple[str, dict[str, str]]:
     """The options of a script: those of the space's table for scripts, else called as the knobs."""
     table = next((t.keys for t in space.apply.values() if t.is_of_script), None)
     if table is None:
         flags = {name: value for name, value in values.items() if name not in space.defaulted}
-        return flags, {n: "a default of the workload" for n in values if n in space.defaulted}
+        unsaid = {n: "a default of the workload" for n in values if n in space.defaulted}
+        return command_line(flags), unsaid
     flags = {str(read_key(key).steps[-1]): value_of(space, e, values) for key, e in table.items()}
     spoken = {name for e in table.values() for name in space.condition(e).names}
-    return flags, {n: "the space names no option for it" for n in values if n not in spoken}
+    unsaid = {n: "the space names no option for it" for n in values if n not in spoken}
+    return command_line(flags), unsaid

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,14 +26,9 @@ class; those under "" of every trainer."""
 EMULATE = "`tuner check` emulates it where PyTorch's CUDA build and the trainer are installed"
 """The advice for a setting that is not predicted."""
 
-
 DTYPES: Mapping[str, str] = {
-    "float32": "fp32",
-    "float": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-}
+    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
 """By the names that PyTorch has for them: tuner's."""
 
 _KNOBS = {"peft_config": "lora_rank", "quantization_config": "precision"}
@@ -120,11 +115,6 @@ class Arguments:
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
-
-    def has_none(self, name: str) -> bool:
-        """True for an argument whose value is None, which differs from one that is not there."""
-        argument = self.values.get(name)
-        return argument is not None and argument.value is None and argument.problem is None
 
     def take(self, name: str, default: Any = None, *, quietly: bool = False) -> Any:
         """The value of `name`, else the release's default, else `default`.
@@ -267,41 +257,27 @@ def values_of_words(words: Sequence[str]) -> dict[str, Argument]:
 
     The items of a dictionary in JSON follow it, as `name.key`.
     """
-    values: dict[str, Argument] = {}
-    for name, texts in _options(words):
-        if len(texts) == 1 and texts[0].startswith("{"):
-            values |= _items(name, texts[0])
-        elif not texts:
-            values[name] = Argument(True, COMMAND_LINE)
-        else:
-            read = tuple(typed(text, name) for text in texts)
-            values[name] = Argument(read[0] if len(read) == 1 else read, COMMAND_LINE)
-    return values
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    name, texts = "", list[str]()
+    said: dict[str, list[str]] = {}
+    name = ""
     for word in words:
         if word.startswith("--"):
-            if name:
-                yield name, texts
             head, equals, text = word.lstrip("-").partition("=")
-            name, texts = head.replace("-", "_"), [text] if equals else []
-        else:
-            texts.append(word)
-    if name:
-        yield name, texts
-
-
-def _items(name: str, text: str) -> Iterator[tuple[str, Argument]]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        yield name, Argument(None, COMMAND_LINE, f"is {text}, which is no JSON")
-        return
-    yield name, Argument(text, COMMAND_LINE)
-    for key, value in found.items():
-        yield f"{name}.{key}", Argument(value, COMMAND_LINE)
+            name = head.replace("-", "_")
+            said |= {name: [text] if equals else []} if name else {}
+        elif name:
+            said[name].append(word)
+    values: dict[str, Argument] = {}
+    for name, texts in said.items():
+        read = tuple(typed(text, name) for text in texts)
+        values[name] = Argument(read[0] if len(read) == 1 else read or True, COMMAND_LINE)
+        if len(texts) == 1 and texts[0].startswith("{"):
+            try:
+                items = json.loads(texts[0]).items()
+                values |= {f"{name}.{key}": Argument(one, COMMAND_LINE) for key, one in items}
+            except ValueError:
+                why = f"is {texts[0]}, which is no JSON"
+                values[name] = Argument(None, COMMAND_LINE, why)
+    return values
 
 
 def options_of(words: Sequence[str]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -17,7 +18,6 @@ from tuner.program.edit.trying import Edit, Seen, arrives, edited, listed
 from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.settings import Settings
-from tuner.space.apply import Path as Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,26 @@ class FileSetting:
     value: KnobValue
     problem: str | None = None
 
-    def obstacle(self, program: Program) -> Problem | None:
-        """The obstacle to writing the value."""
+    @property
+    def edits(self) -> Sequence[Edit]:
+        """The change of the file; none where it says the value."""
+        if is_wanted(self.place.value, self.value):
+            return []
+        text = self.place.written(self.place.render(self.value))
+        return [(self.word, TextEdit(self.place.start, self.place.end, text))]
+
+    def obstacle(self, program: Program, beside: Sequence[Edit] = ()) -> Problem | None:
+        """The obstacle to writing the value, `beside` other changes."""
         named = f"{self.place.where(program.files[self.word].path)} {self.name}"
         if is_wanted(self.place.value, self.value):
             return None
         if self.problem is not None:
             return Problem(f"{self.problem}: set it to {show(self.value)} by hand", named)
-        try:
-            self.place.render(self.value)
-        except NotWritableError as error:
-            return Problem(f"{error}: change it by hand", named)
-        return None
+        return _obstacle(program, beside, lambda: self.edits, named)
 
 
 def change(
-    settings: Settings,
-    values: Mapping[str, KnobValue],
-    table: Sequence[FileSetting] = (),
+    settings: Settings, values: Mapping[str, KnobValue], table: Sequence[FileSetting] = ()
 ) -> Change:
     """The program with other values of parameters, read again to prove each of them.
 
@@ -88,7 +90,12 @@ def change(
     """
     program, before = settings.program, settings.trial.seen
     edits: list[Edit] = []
-    problems = [p for one in table if (p := _put(program, one, edits)) is not None]
+    problems: list[Problem] = []
+    for one in table:
+        if (problem := one.obstacle(program, edits)) is not None:
+            problems.append(problem)
+        else:
+            edits += one.edits
     if not problems:
         _prove_table(program, edited(program, edits), table)
     lacking: list[Problem] = []
@@ -99,26 +106,21 @@ def change(
         if way is None or knob in before.unknown:
             lacking.append(by_hand(settings, knob, value))
             continue
-        try:
-            ours = way.edits(value)
-            edited(program, [*edits, *ours])
-        except NotWritableError as error:
-            problems.append(Problem(f"{error}: change it by hand", f"{way.where} {way.name}"))
-        except ValueError:
-            text = "sets something else too, which is to get another value"
-            problems.append(Problem(text, f"{way.where} {way.name}"))
+        ours, named = partial(way.edits, value), f"{way.where} {way.name}"
+        if (problem := _obstacle(program, edits, ours, named)) is not None:
+            problems.append(problem)
         else:
-            edits += ours
+            edits += ours()
     # A value that is computed may follow from the others.
     if problems or (lacking and not edits):
         raise InputError("not every value can be written", problems=problems + lacking)
     after = edited(program, edits)
-    if values:
-        wrong = list(_wrong(settings, settings.trial.reading(after), values))
-        if wrong and lacking:
-            raise InputError("not every value can be written", problems=lacking)
-        if wrong:
-            raise InputError("the values cannot be written safely", problems=wrong)
+    wrong = list(_wrong(settings, settings.trial.reading(after), values)) if values else []
+    if wrong:
+        text = (
+            "not every value can be written" if lacking else "the values cannot be written safely"
+        )
+        raise InputError(text, problems=lacking or wrong)
     return Change(program, after, dict(values))
 
 
@@ -133,19 +135,16 @@ def by_hand(settings: Settings, knob: str, value: KnobValue) -> Problem:
     return Problem(f"nothing in the program sets {knob}: set it to {show(value)} by hand{near}")
 
 
-def _put(program: Program, one: FileSetting, edits: list[Edit]) -> Problem | None:
-    """Note what writes one value of a table; what is in the way, if anything is."""
-    place = one.place
-    problem = one.obstacle(program)
-    if problem is not None or is_wanted(place.value, one.value):
-        return problem
-    edit = (one.word, TextEdit(place.start, place.end, place.written(place.render(one.value))))
+def _obstacle(
+    program: Program, edits: Sequence[Edit], ours: Callable[[], Sequence[Edit]], named: str
+) -> Problem | None:
+    """The obstacle to more changes beside `edits`."""
     try:
-        edited(program, [*edits, edit])
+        edited(program, [*edits, *ours()])
+    except NotWritableError as error:
+        return Problem(f"{error}: change it by hand", named)
     except ValueError:
-        text = f"sets something else too, which is to get another value: {place.raw}"
-        return Problem(text, f"{place.where(program.files[one.word].path)} {one.name}")
-    edits.append(edit)
+        return Problem("sets something else too, which is to get another value", named)
     return None
 
 
@@ -155,9 +154,9 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
     for word in dict.fromkeys(one.word for one in table):
         source = program.files[word]
         wanted = {one.place.start: one.value for one in table if one.word == word}
-        set_here = [p.path for p in source.places if p.start in wanted]
+        set_ = [p.path for p in source.places if p.start in wanted and p.path]
         old, new = (
-            [p for p in places if p.path and not any(_is_in(p.path, one) for one in set_here)]
+            [p for p in places if p.path and not any(p.path[: len(n)] == n != p.path for n in set_)]
             for places in (source.places, after.files[word].places)
         )
         for was, now in zip(old, new, strict=len(old) == len(new)):
@@ -169,10 +168,6 @@ def _prove_table(program: Program, after: Program, table: Sequence[FileSetting])
                 wrong.append(Problem("would change too", source.at(was)))
     if wrong:
         raise InputError("the values cannot be written safely", problems=wrong)
-
-
-def _is_in(path: Keys, above: Keys) -> bool:
-    return 0 < len(above) < len(path) and path[: len(above)] == above
 
 
 def _wrong(settings: Settings, seen: Seen, values: Mapping[str, KnobValue]) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import json
 import pprint
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -27,23 +27,6 @@ FORMATS: Mapping[str, Format] = {one.name: one for one in sorted(_FOUND, key=lam
 
 
 @dataclass(frozen=True, slots=True)
-class ExportInput:
-    """A configuration to export, with the hub id of its model and a title.
-
-    `flags` are for format "command", unless the space has its `own_command`.
-    """
-
-    configuration: Configuration
-    workload: str
-    model: str | None
-    title: str
-    flags: Mapping[str, KnobValue] = field(default_factory=dict)
-    unflagged: Mapping[str, str] = field(default_factory=dict)
-    """Names of the configuration that no flag says, with the reason."""
-    own_command: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Exported:
     """The text of a file, and what it does not say: "name = value: why"."""
 
@@ -51,28 +34,33 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export(name: str, subject: ExportInput) -> Exported:
-    """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
+def export(
+    name: str,
+    values: Configuration,
+    workload: str,
+    model: str | None,
+    title: str,
+    command: tuple[str, Mapping[str, str]] = ("", {}),
+) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this.
+
+    `command` is the line of format "command", with the names that it does not say and the reasons.
+    """
     found = FORMATS.get(name)
     if found is None:
         raise unknown("format", name, FORMATS)
-    if found.workloads and subject.workload not in found.workloads:
+    if found.workloads and workload not in found.workloads:
         able = ", ".join(n for n, f in FORMATS.items() if not f.workloads)
-        raise InputError(
-            f"{name} does not train workload {subject.workload!r}", hint=f"allowed: {able}"
-        )
-    values: Mapping[str, KnobValue] = subject.configuration
+        raise InputError(f"{name} does not train workload {workload!r}", hint=f"allowed: {able}")
+    chosen = SettingsReader(values)
+    settings = without_none(found.build(chosen, model))
     if name == "command":
-        body = (subject.own_command or command_line(subject.flags)) + "\n"
-        unsaid = {n: (values[n], why) for n, why in subject.unflagged.items()}
-        settings: dict[str, Any] = {}
+        body, unsaid = command[0] + "\n", {n: (values[n], why) for n, why in command[1].items()}
     else:
-        chosen = SettingsReader(subject.configuration)
-        settings = without_none(found.build(chosen, subject.model))
         body, unsaid = _body(found, settings), chosen.unsaid
     left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
     use = found.use if isinstance(found.use, str) else found.use(settings)
-    return Exported(_with_header(found, body, [subject.title, f"For: {use}"], left_out), left_out)
+    return Exported(_with_header(found, body, [title, f"For: {use}"], left_out), left_out)
 
 
 def _body(found: Format, settings: dict[str, Any]) -> str:

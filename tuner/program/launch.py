@@ -33,9 +33,6 @@ from tuner.program.program import Program, tool_words
 from tuner.program.trainer import Launch, trainer_named
 from tuner.program.trainers import accelerate, deepspeed
 
-_ALL = ("gpu", "auto")
-"""In place of a number of processes: one for each GPU."""
-
 
 def read_launch(program: Program) -> Launch:
     """Reads how `program` is started; unreadable parts become problems."""
@@ -72,12 +69,9 @@ def _launch(program: Program) -> Launch:
 
 
 def _torchrun(words: Sequence[str]) -> Launch:
-    options = options_of(words)
-    launch = Launch()
+    options, launch = options_of(words), Launch(processes=None)
     per_machine = str(options.get("nproc_per_node", 1))
-    if per_machine in _ALL:
-        launch.processes = None
-    else:
+    if per_machine not in ("gpu", "auto"):  # one for each GPU
         launch.processes = launch.whole("torchrun --nproc-per-node", per_machine)
     launch.set_machines("torchrun --nnodes", str(options.get("nnodes", 1)).rpartition(":")[2])
     return launch
@@ -184,18 +178,20 @@ _NOTEBOOK = "def get_ipython():\n    return None\ndisplay = print\n"
 def runnable(program: Program) -> Iterator[list[str]]:
     """The command that starts `program`, with copies of the files that it has other texts of."""
     with scratch_folder() as folder:
-        changed = _changed(program)
+        changed = [w for w, s in program.files.items() if s.path.read_bytes() != s.data]
         if not program.main and (lost := [w for w in changed if not _is_named(program, w)]):
             raise UnavailableError(
                 f"{', '.join(lost)} can't be replaced in a run of {shlex.join(program.command)}",
                 hint="name the command of the script itself",
             )
-        inside = [word for word in changed if word != program.main and _is_read(program, word)]
         copied = {
             word: _copy(program.files[word], folder / str(number))
             for number, word in enumerate(changed)
             if word != program.main
         }
+        is_script = {word: program.files[word].path.suffix in PYTHON for word in copied}
+        read = [word for word in copied if is_script[word] or not _is_named(program, word)]
+        inside = read if program.main else []
         main = program.files.get(program.main)
         starts = {}
         if main is not None and (inside or program.main in changed or main.path.suffix == NOTEBOOK):
@@ -207,33 +203,17 @@ def runnable(program: Program) -> Iterator[list[str]]:
         yield _with_copies(program, words)
 
 
-def _changed(program: Program) -> list[str]:
-    return [word for word, s in program.files.items() if s.path.read_bytes() != s.data]
-
-
 def _is_named(program: Program, word: str) -> bool:
     return any(file_in(part) == word for part in program.command)
 
 
-def _is_read(program: Program, word: str) -> bool:
-    source = program.files[word]
-    is_script = source.path.suffix in PYTHON
-    return program.main != "" and (is_script or not _is_named(program, word))
-
-
 def _with_copies(program: Program, copied: Mapping[str, str]) -> list[str]:
-    command = [_with_copy(word, copied) for word in program.command]
+    named = ((word, file_in(word)) for word in program.command)
+    command = [w.removesuffix(name) + copied[name] if name in copied else w for w, name in named]
     if program.is_module and program.main in copied:
         place = program.command.index(program.main)
         del command[place - 1]  # the -m before it
     return command
-
-
-def _with_copy(word: str, copied: Mapping[str, str]) -> str:
-    named = file_in(word)
-    if named not in copied:
-        return word
-    return word.removesuffix(named) + copied[named]
 
 
 def _copy(source: SourceFile, folder: Path) -> str:
@@ -246,18 +226,22 @@ def _copy(source: SourceFile, folder: Path) -> str:
 def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder: Path) -> str:
     """A script that runs the program's own, with `copies` by path in place of what it reads."""
     folder.mkdir()
-    is_module = program.is_module
-    file = folder / "start.json"
+    is_module, is_notebook = program.is_module, main.path.suffix == NOTEBOOK
+    path, file = main.path.resolve(), folder / "start.json"
+    text = main.data.decode("utf-8-sig")
+    parts = [(str(path), text)]
+    if is_notebook:
+        cells = code_cells(text, program.main)
+        parts = [("<notebook>", _NOTEBOOK), *((f"{path}[{c.number}]", c.run) for c in cells)]
     told = {
         "module": program.main if is_module else "",
-        "parts": [] if is_module else _parts(main, program.main),
+        "parts": [] if is_module else parts,
         "files": copies,
         "copies": _COPIES,
         "run": _RUN,
-        "flags": ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if main.path.suffix == NOTEBOOK else 0,
+        "flags": ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_notebook else 0,
     }
     file.write_text(json.dumps(told), encoding="utf-8")
-    path = main.path.resolve()
     start = folder / f"{path.stem}.py"
     text = _START.format(
         name=str(path) if is_module else program.main,
@@ -267,13 +251,3 @@ def _start(program: Program, main: SourceFile, copies: Mapping[str, str], folder
     )
     start.write_text(text, encoding="utf-8")
     return str(start)
-
-
-def _parts(source: SourceFile, word: str) -> list[tuple[str, str]]:
-    """(file name, text) of what is run, one after the other: the script, or each code cell."""
-    text = source.data.decode("utf-8-sig")
-    path = str(source.path.resolve())
-    if source.path.suffix != NOTEBOOK:
-        return [(path, text)]
-    cells = [(f"{path}[{cell.number}]", cell.run) for cell in code_cells(text, word)]
-    return [("<notebook>", _NOTEBOOK), *cells]

@@ -79,13 +79,8 @@ def _script(model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None)
     fields = (known(f"{library}.{title}") or {}).get("fields", {})
     plain = (bool, int, float, str)
     defaults = {n: v["default"] for n, v in fields.items() if isinstance(v.get("default"), plain)}
-    made = {
-        name: Arguments(
-            of,
-            {n: Argument(value, of) for n, value in values.items()},
-            found,
-            defaults if name == "arguments" else {},
-        )
-        for name, (of, values) in groups.items()
-    }
+    made = dict[str, Arguments]()
+    for name, (of, said) in groups.items():
+        values = {n: Argument(value, of) for n, value in said.items()}
+        made[name] = Arguments(of, values, found, defaults if name == "arguments" else {})
     return ProgramTraining(trainer, made, found, has_bf16=gpu is None or gpu.has_bf16)

@@ -67,17 +67,15 @@ class Places:
 
     def call(self, where: Row | None) -> ast.Call | None:
         """The call that ends at this place."""
-        tree = self._tree(where["file"]) if where else None
-        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call)) if tree else ()
-        end = (where["end"], where["end_column"]) if where else None
-        return next((n for n in calls if (n.end_lineno, n.end_col_offset) == end), None)
-
-    def _tree(self, file: str) -> ast.AST | None:
-        if file not in self._trees:
+        if where is None:
+            return None
+        if (file := where["file"]) not in self._trees:
             self._trees[file] = None
             with contextlib.suppress(SyntaxError, ValueError, OSError):
                 self._trees[file] = syntax(self._text(file))
-        return self._trees[file]
+        tree, end = self._trees[file], (where["end"], where["end_column"])
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call)) if tree else ()
+        return next((n for n in calls if (n.end_lineno, n.end_col_offset) == end), None)
 
     def _text(self, file: str) -> str:
         main = self.program.files[self.program.main]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -34,7 +31,6 @@ from tuner.program.arguments import (
     EMULATE,
     OWN_MODULE,
     TABLES,
-    Arguments,
     Found,
     ProgramTraining,
     Undecided,
@@ -55,7 +51,7 @@ from tuner.program.reading import (
     packed_rows,
 )
 from tuner.program.recorded import record
-from tuner.program.trainer import Planned, Reading, reading_of
+from tuner.program.trainer import MALFORMED, Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
@@ -259,15 +255,14 @@ class _Planner:
             knobs |= {name: value for name, value in halved.items() if name not in given}
         configuration = _configuration(knobs)
         found.at_most += [str(p) for p in bounds if p.effect == "saves"]
+        left_out = [text for text in found.left_out if not self._sets(text)]
         return ProgramPlan(
             reading.name,
             chosen,
             configuration,
             planned.sequences,
             assumed=tuple(t for t in dict.fromkeys(found.assumed) if not self._sets(t)),
-            left_out=tuple(
-                dict.fromkeys([*found.at_most, *(t for t in found.left_out if not self._sets(t))])
-            ),
+            left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
                 *findings, *planned.notes, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
@@ -293,10 +288,11 @@ class _Planner:
         """True for a problem that --set or --model decides."""
         name = problem.where.rpartition(" ")[2]
         knob = _knob(problem) or knob_of(name)
-        if self.model is not None and (
-            knob == MODEL or problem.where in _places_of_model(training)
-        ):
-            return True
+        if self.model is not None:
+            keys = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
+            places = {training[g].where(key) for g in keys if training.has(g) for key in keys[g]}
+            if knob == MODEL or problem.where in places:
+                return True
         return name in self.given or (knob != "" and knob in self.given)
 
     def _other_options(self, program: Program, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -314,9 +310,8 @@ class _Planner:
         kind, hint = InputError, None
         known = [problem for problem in problems if not isinstance(problem, Undecided)]
         text = f"this program of {reading.name} cannot be predicted from its settings"
-        if any(
-            word in p.message for p in known for word in (EMULATE, "not predicted", "by --predict")
-        ):
+        words = (EMULATE, "not predicted", "by --predict")
+        if any(word in p.message for p in known for word in words):
             kind, hint = UnsupportedError, self._emulated
         elif len(known) < len(problems):
             kind, hint = UndecidedError, self._emulated
@@ -412,7 +407,7 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     """The training in ten words, with the release that its defaults are of."""
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
-    title = library.title if library else f"{reading.name} {_installed(package) or own}"
+    title = library.title if library else f"{reading.name} {releases.installed(package)[1] or own}"
     loop = _loop_word(reading.name)
     return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
 
@@ -451,13 +446,6 @@ def read_as(values: Mapping[str, Any], loop: str) -> str:
     return ", ".join(word for word, holds in words.items() if holds)
 
 
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 def _started(
     program: Program, planned: Planned, training: ProgramTraining, gpus: int | None
 ) -> dict[str, Any]:
@@ -475,7 +463,12 @@ def _started(
     found.problems += launch.problems
     is_sharded = knobs.get(DISTRIBUTED) == "fsdp2"
     if is_sharded and planned.knobs.get("precision") == "nf4" and not planned.packs_codes:
-        _require_packing(training["quantization"])
+        # FSDP shards floating parameters: the codes of 4 bits have to be packed into such.
+        quantization, name = training["quantization"], "bnb_4bit_quant_storage"
+        storage = str(quantization.take(name, quietly=True)).removeprefix("torch.")
+        if storage not in DTYPES:
+            text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
+            quantization.refuse(name, text)
     # TrainingArguments take the launcher's word where they have none of their own.
     if launch.mixed_precision is not None and planned.knobs.get("mixed_precision") == "no":
         knobs["mixed_precision"] = launch.mixed_precision
@@ -496,15 +489,6 @@ def _rounds(knobs: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int]
     return {"grad_accum": asked // at_once}
 
 
-def _require_packing(quantization: Arguments) -> None:
-    """FSDP shards floating parameters: the codes of 4 bits have to be packed into such."""
-    name = "bnb_4bit_quant_storage"
-    storage = str(quantization.take(name, quietly=True)).removeprefix("torch.")
-    if storage not in DTYPES:
-        text = f"is {storage}: FSDP shards no integers; set it to the dtype of the weights"
-        quantization.refuse(name, text)
-
-
 def _unsharded(configuration: Configuration) -> Iterator[str]:
     accumulates = int(str(configuration.get("grad_accum", 1))) > 1
     is_sharded = Parallelism.of(configuration).is_sharded
@@ -515,21 +499,12 @@ def _unsharded(configuration: Configuration) -> Iterator[str]:
         )
 
 
-def _places_of_model(training: ProgramTraining) -> set[str]:
-    """The places at which the program names its model, which --model overrides."""
-    names = {"model": ("0", *MODEL_KEYS), "arguments": MODEL_KEYS}
-    groups = {group: keys for group, keys in names.items() if training.has(group)}
-    return {training[group].where(key) for group, keys in groups.items() for key in keys}
-
-
 @contextlib.contextmanager
 def _malformed(program: Program) -> Iterator[None]:
     """Inside, values of another kind than the trainer's are an `InputError`, like endless ones."""
     try:
         yield
-    except (
-        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
-    ) as error:  # fmt: skip
+    except MALFORMED as error:
         name = program.main or next(iter(program.files), shlex.join(program.command))
         raise InputError(f"{name}: cannot be read: {error}") from error
 
@@ -608,12 +583,11 @@ _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 def _has_sdpa(model: str) -> bool:
     """False for a model that transformers runs with eager attention unless it is told another."""
-    spec, kind = importlib.util.find_spec("transformers"), ""
-    if spec is None:
+    (folder, _), kind = releases.installed("transformers"), ""
+    if folder is None:
         return True  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
-        kind = resolve_config(model).model_type
-    folder = Path(next(iter(spec.submodule_search_locations or ()), ""))
+        kind = _config_of(model)["model_type"]
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
@@ -624,9 +598,7 @@ def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[s
     """The knobs without Liger's kernels, as an upper bound, where they are not modelled."""
     if not knobs.get("liger"):
         return knobs
-    entry = entry_like(model)
-    kind = resolve_config(model).model_type if entry is None else entry.config["model_type"]
-    known = kind in LIGER_TYPES and not knobs.get("num_labels")
+    known = _config_of(model)["model_type"] in LIGER_TYPES and not knobs.get("num_labels")
     if not known:
         found.at_most.append("Liger's kernels of this model aren't modelled, and only save memory")
     if known and knobs["loss"] == "liger" and "eval_batch" in knobs:
@@ -636,9 +608,14 @@ def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[s
     return {**knobs, "liger": known, "loss": loss}
 
 
-def _stored_dtype(model: str, knob: str) -> str:
+def _config_of(model: str) -> Mapping[str, Any]:
+    """The configuration of a model; of the catalogue's, without transformers."""
     entry = entry_like(model)
-    config = {} if entry is None else entry.config
+    return resolve_config(model).to_dict() if entry is None else entry.config
+
+
+def _stored_dtype(model: str, knob: str) -> str:
+    config = _config_of(model)
     said = config.get("dtype") or config.get("torch_dtype")  # as of a file of the hub
     dtype = str(said or getattr(resolve_config(model), "dtype", None)).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -650,15 +627,14 @@ def _stored_dtype(model: str, knob: str) -> str:
 
 
 def _default_targets(model: str) -> tuple[str, ...]:
-    entry = entry_like(model)
-    if importlib.util.find_spec("peft") is None and entry is not None:
-        for names, kinds in TABLES["peft_targets"].items():
-            if entry.config["model_type"] in kinds.split():
-                return tuple(names.split())
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    kind = _config_of(model)["model_type"]
+    if releases.installed("peft")[0] is None:
+        table = TABLES["peft_targets"].items()
+        found = next((names.split() for names, kinds in table if kind in kinds.split()), None)
+    else:
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    kind = resolve_config(model).model_type
-    found = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
+        found = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
     if found is None:
         raise InputError(
             f"no modules for an adapter are named, and peft has no default for {kind} models",
@@ -690,13 +666,10 @@ def _versions(held: Mapping[str, str]) -> list[str]:
     return [
         f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
         for package, read in held.items()
-        if (installed := _installed(package)) and installed.split(".")[:2] != read.split(".")[:2]
+        if (installed := releases.installed(package)[1])
+        and installed.split(".")[:2] != read.split(".")[:2]
     ]
 
 
 def _takes_images(model: str) -> bool:
-    """True if the model takes images; of the catalogue's, without transformers."""
-    entry = entry_like(model)
-    if entry is not None:
-        return entry.config.get("vision_config") is not None
-    return getattr(resolve_config(model), "vision_config", None) is not None
+    return _config_of(model).get("vision_config") is not None

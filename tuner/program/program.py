@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 
 from tuner.core.environment import this_python
@@ -21,19 +21,14 @@ from tuner.program.arguments import (
     values_of_files,
     values_of_words,
 )
-from tuner.program.edit.source import (
-    PYTHON,
-    SETTINGS_FILES,
-    WORDS,
-    SourceFile,
-    checked,
-    opened,
-)
+from tuner.program.edit.source import PYTHON, SETTINGS_FILES, WORDS, SourceFile, checked, opened
 from tuner.program.shell import SUFFIX, is_shell, run_shell
 from tuner.program.trainer import FILE, trainer_named, trainer_of, trainers
 
 _MOST_BYTES = 64 * 1024 * 1024
 """The largest program: a notebook keeps its pictures."""
+
+_MODULE = ("-m", "--module")
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
@@ -106,7 +101,9 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
             hint="name a script with its arguments, a file of Axolotl, LLaMA-Factory, TRL or "
             "torchtune, or after -- any command",
         )
-    given, rest = _assigned(words)
+    rest = list(words[words[0] == "env" :])
+    assigned = list(takewhile(_ASSIGNMENT.match, rest))
+    given, rest = dict(each.split("=", 1) for each in assigned), rest[len(assigned) :]
     if given and rest:
         inner = _program_of(rest, folder, is_run=is_run)
         command = ("env", *words[words[0] == "env" : -len(rest)], *inner.command)
@@ -130,13 +127,6 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
     if not program.main and not trainer and find_program(words[0]) is None:
         raise _no_program(folder / words[0])
     return program
-
-
-def _assigned(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """The variables of `A=1 python train.py` or `env A=1 python train.py`, and the other words."""
-    rest = list(words[words[0] == "env" :])
-    given = list(takewhile(_ASSIGNMENT.match, rest))
-    return dict(each.split("=", 1) for each in given), rest[len(given) :]
 
 
 def starts_of(program: Program) -> list[Program]:
@@ -199,7 +189,8 @@ def _with_main(program: Program) -> Program:
     """The program with its script, where a word names one."""
     files = dict(program.files)
     main = next((word for word, source in files.items() if source.path.suffix in PYTHON), "")
-    named = _module_in(program) if not main or _is_behind_module(program, main) else None
+    behind = dropwhile(lambda word: word not in _MODULE, program.command)
+    named = _module_in(program) if not main or main in map(file_in, behind) else None
     if named is not None:
         main, source = named
         files = {main: source, **files}
@@ -212,7 +203,7 @@ def _with_main(program: Program) -> Program:
 
 def _module_in(program: Program) -> tuple[str, SourceFile] | None:
     for before, word in pairwise(program.command):
-        if before in ("-m", "--module"):
+        if before in _MODULE:
             place = program.folder.resolve().joinpath(*word.split("."))
             for path in (place / "__main__.py", place.with_suffix(".py"), place / "__init__.py"):
                 source = opened(path)
@@ -220,12 +211,6 @@ def _module_in(program: Program) -> tuple[str, SourceFile] | None:
                     return word, replace(source, path=Path(os.path.relpath(path)))
             return None
     return None
-
-
-def _is_behind_module(program: Program, word: str) -> bool:
-    command = program.command
-    start = next((n for n, w in enumerate(command) if w in ("-m", "--module")), len(command))
-    return any(file_in(other) == word for other in command[start:])
 
 
 def _tool(folder: Path, words: Sequence[str], *, is_run: bool) -> Program:

@@ -35,8 +35,8 @@ PEFT_DEFAULT = "peft's default"
 NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
 
-
-_UNSET = (None, False, 0, "none", "no", "", ())
+_OFF = (None, False, 0, "none", "no", "false", "", ())
+"""Values of a setting that is not set, or turned off."""
 
 
 def number(arguments: Arguments, name: str, default: int | float) -> Any:
@@ -76,7 +76,7 @@ def note_effects(
             arguments.undecided(name, "saves" if effect == "saves" else "adds")
             continue
         value = arguments.take(name)
-        if value in _UNSET or (effect == "ranks" and value == 1):
+        if value in _OFF or (effect == "ranks" and value == 1):
             continue
         if effect == "saves":
             arguments.bound(name, what)
@@ -94,13 +94,8 @@ def only_run(arguments: Arguments, name: str, what: str) -> None:
 
 def read(arguments: Arguments, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that settings of these names set, with the trainer's `defaults`."""
-    return {
-        knob: number(arguments, name, default)
-        if knob != "optimizer"
-        else optimizer(arguments, name, default)
-        for name, default in defaults.items()
-        for knob in [knob_of(name)]
-    }
+    read_as = {name: optimizer if knob_of(name) == "optimizer" else number for name in defaults}
+    return {knob_of(n): read_as[n](arguments, n, default) for n, default in defaults.items()}
 
 
 def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, KnobValue]:
@@ -109,13 +104,13 @@ def compiled(arguments: Arguments, name: str = "torch_compile") -> dict[str, Kno
         arguments.undecided(name, "saves")
         return {}
     backend, mode = (arguments.take(f"{name}_{word}") for word in ("backend", "mode"))
-    if backend not in (*_UNSET, "inductor"):
+    if backend not in (*_OFF, "inductor"):
         arguments.refuse(f"{name}_backend", f"is {backend}; only inductor has a bound: {EMULATE}")
-    if mode not in (*_UNSET, "default"):
+    if mode not in (*_OFF, "default"):
         text = f"{arguments.where(f'{name}_mode')}: CUDA graphs, and products chosen by trial"
         arguments.found.left_out.append(text)
     values = (arguments.take(name), backend, mode)
-    return {"torch_compile": True} if any(value not in _UNSET for value in values) else {}
+    return {"torch_compile": True} if any(value not in _OFF for value in values) else {}
 
 
 def compiled_by_call(training: ProgramTraining) -> dict[str, KnobValue]:
@@ -291,27 +286,21 @@ _ACCUMULATION = "accelerator_config.gradient_accumulation_kwargs"
 
 def sharded(arguments: Arguments) -> dict[str, KnobValue]:
     """Parameters of FSDP in TrainingArguments (`_process_fsdp_args`, `accelerator_config`)."""
+    knobs: dict[str, KnobValue] = {}
     # A file has it by its whole path; in a script the inner dictionary is text.
     text = str(arguments.take(_ACCUMULATION, quietly=True))
-    sync = arguments.take(f"{_ACCUMULATION}.{SYNC}", quietly=True) is True
-    if not sync and f"'{SYNC}': True" not in text:
-        return _sharded(arguments)
-    arguments.take("accelerator_config", quietly=True)
-    return {**_sharded(arguments), SYNC: True}
-
-
-def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
-    said = arguments.take("fsdp", quietly=True)
-    inner = "fsdp_config"
-    if said in (None, False, "", "false"):
-        return {}
-    settings: dict[str, object] = {}
-    for name in arguments.values:
-        if name.startswith(f"{inner}."):
-            key = name.removeprefix(f"{inner}.").removeprefix("fsdp_")
-            settings[key] = arguments.take(name)
-    words = str(said).split() if isinstance(said, str) else []
-    for word in words:
+    if arguments.take(f"{_ACCUMULATION}.{SYNC}", quietly=True) is True or f"'{SYNC}': True" in text:
+        arguments.take("accelerator_config", quietly=True)
+        knobs[SYNC] = True
+    said, inner = arguments.take("fsdp", quietly=True), "fsdp_config"
+    if said in _OFF:
+        return knobs
+    settings: dict[str, object] = {
+        name.removeprefix(f"{inner}.").removeprefix("fsdp_"): arguments.take(name)
+        for name in arguments.values
+        if name.startswith(f"{inner}.")
+    }
+    for word in str(said).split() if isinstance(said, str) else ():
         if word == "offload":
             settings.setdefault("cpu_offload", True)
         elif word == "shard_grad_op":
@@ -321,9 +310,9 @@ def _sharded(arguments: Arguments) -> dict[str, KnobValue]:
     file = str(arguments.take(inner))
     if file.endswith(".json"):
         arguments.refuse(inner, f"is {file}, a file of its own, which is not read: {EMULATE}")
-    knobs, problems = sharding(settings, arguments.where("fsdp"))
+    its, problems = sharding(settings, arguments.where("fsdp"))
     arguments.found.problems += problems
-    return knobs
+    return its | knobs
 
 
 _OF_IMAGES = ("ForImageTextToText", "ForConditionalGeneration", "ForVision2Seq", "FastVisionModel")
@@ -459,16 +448,14 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
 
 
 def adapters(
-    lora: Arguments,
-    names: Mapping[str, str],
-    *,
-    every_linear: bool = False,
+    lora: Arguments, names: Mapping[str, str], *, every_linear: bool = False
 ) -> dict[str, Any]:
     """Parameters of an adapter; `names` are the trainer's names for `LoraConfig`'s arguments.
 
     With `every_linear` the trainer adapts all linear layers.
     """
     targets = names.get("target_modules", "target_modules")
+    saved = listed(lora, names.get("modules_to_save", "modules_to_save"))
     note_effects(lora, "LoraConfig", names)
     flags = {word: names.get(f"use_{word}", f"use_{word}") for word in ("dora", "rslora")}
     kind = [word for word, flag in flags.items() if lora.take(flag, quietly=True) is True]
@@ -478,7 +465,7 @@ def adapters(
         "lora_alpha": lora.take(names.get("lora_alpha", "lora_alpha"), 8, quietly=True),
         "lora_dropout": number(lora, names.get("lora_dropout", "lora_dropout"), 0.0),
         "lora_targets": ALL_LINEAR if every_linear else modules(lora, targets),
-        **saved(lora, names.get("modules_to_save", "modules_to_save")),
+        **({"modules_to_save": saved} if saved else {}),
     }
 
 
@@ -502,12 +489,6 @@ def modules(arguments: Arguments, name: str) -> tuple[str, ...] | str:
         if is_pattern(part):
             arguments.refuse(name, f"is {part}: peft takes a pattern alone, not in a list")
     return chosen
-
-
-def saved(arguments: Arguments, name: str) -> dict[str, Any]:
-    """`modules_to_save`, where there are some."""
-    chosen = listed(arguments, name)
-    return {"modules_to_save": chosen} if chosen else {}
 
 
 def listed(arguments: Arguments, name: str) -> tuple[str, ...]:
@@ -534,8 +515,6 @@ _ASKING = (
 )  # fmt: skip
 """Settings that make a trainer evaluate."""
 
-_OFF = (None, False, 0, "", "no", "none", "false")
-
 
 def evaluation_of(
     training: ProgramTraining, knobs: Mapping[str, Any]
@@ -546,7 +525,9 @@ def evaluation_of(
     """
     arguments, said = training["arguments"], knobs.get("eval_batch")
     none = {} if said is None else {"eval_batch": 0}
-    says = any(_is_on(arguments, name) for name in _ASKING if not _is_bare(training, name))
+    # In a script evaluation is a call of its own, whatever `do_eval` says.
+    asking = [n for n in _ASKING if n != "do_eval" or training.trainer not in _PRICED]
+    says = any(_is_on(arguments, name) for name in asking)
     if said == 0 or (said is None and not (says or training.evaluates)):
         return none, ""
     if training.trainer not in _PRICED:
@@ -557,10 +538,8 @@ def evaluation_of(
     size = size if said is None else Argument(said, "")
     if size.problem is not None or not isinstance(size.value, int):
         why = size.problem or f"is {size.value}"
-        return (
-            none,
-            f"evaluation isn't priced: per_device_eval_batch_size {why}; --set eval_batch=N",
-        )
+        text = f"evaluation isn't priced: per_device_eval_batch_size {why}; --set eval_batch=N"
+        return none, text
     kept, unknown = _kept(training, knobs)
     return {"eval_batch": size.value, **({"eval_kept": kept} if kept else {})}, unknown
 
@@ -580,11 +559,6 @@ def _kept(training: ProgramTraining, knobs: Mapping[str, Any]) -> tuple[int, str
         "set eval_accumulation_steps: compute_metrics makes the evaluation keep the logits of all "
         "its batches on the GPU, and their number isn't known"
     )
-
-
-def _is_bare(training: ProgramTraining, name: str) -> bool:
-    """True for `do_eval` of a script, where evaluation is a call of its own."""
-    return name == "do_eval" and training.trainer in _PRICED
 
 
 def _is_on(arguments: Arguments, name: str) -> bool:

@@ -128,11 +128,14 @@ def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Re
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     runs = [run(0)]
-    while len(keys) < _MOST_KEYS and (key_lacking := _key_lacking(runs[0])) not in (None, *keys):
-        keys.append(str(key_lacking))
+    while (ended := runs[0]["ended"]) and not runs[0]["trainings"] and not runs[0]["loops"]:
+        lacking = _KEY_ERROR.match(ended["text"])
+        if lacking is None or lacking[1] in keys or len(keys) == _MOST_KEYS:
+            break
+        keys.append(lacking[1])
         runs = [run(0)]
-    ended = (runs[0]["ended"] or {}).get("kind")
-    if ended != "time" or runs[0]["trainings"]:  # a loop of one's own that takes its time
+    is_late = (runs[0]["ended"] or {}).get("kind") == "time"
+    if not is_late or runs[0]["trainings"]:  # a loop of one's own that takes its time
         if runs[0]["asked"]:
             with ThreadPoolExecutor(2) as pool:
                 runs += pool.map(run, range(1, seeds))
@@ -205,14 +208,6 @@ def _libraries() -> str:
     found = {"classes": classes(SOURCES), "releases": releases(), "renamed": RENAMED}
     found["exports"] = exports()
     return json.dumps(found)[1:-1]
-
-
-def _key_lacking(run: Mapping[str, Any]) -> str | None:
-    """The key without which the program ended before it trained."""
-    if run["trainings"] or run["loops"] or not run["ended"]:
-        return None
-    lacking = _KEY_ERROR.match(run["ended"]["text"])
-    return lacking[1] if lacking else None
 
 
 def _states(files: Iterable[str]) -> list[object]:
@@ -300,17 +295,13 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     found: dict[str, Any] = {
         n: _unique(each for run in some for each in run[n]) for n in _LISTS[3:]
     }
+    for loop in (loop for run in some for loop in run["loops"] if "backwards" in loop):
+        loop["rounds"] = [(loop["backwards"], loop["steps"])]
     for name in ("trainings", "loops"):
-        found[name] = _joined_by_place([list(map(_with_rounds, run[name])) for run in some], lines)
+        found[name] = _joined_by_place([run[name] for run in some], lines)
     found["loops"] = [{**loop, "rounds": _rounds(loop["rounds"])} for loop in found["loops"]]
     ended = next((run["ended"] for run in some if run["ended"]), None)
     return Recorded(**{**found, "asked": asked}, ended=ended)
-
-
-def _with_rounds(loop: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A loop with its backward passes and steps as a pair, of which each run has one."""
-    pair = [(loop["backwards"], loop["steps"])] if "backwards" in loop else []
-    return {**loop, "rounds": pair} if pair else loop
 
 
 def _rounds(runs: Sequence[Sequence[Any]]) -> list[int]:

@@ -59,7 +59,7 @@ class Library(NamedTuple):
 def library(name: str, folders: Folders = ()) -> Library | None:
     """The library in these folders, or as it is shipped; None if nothing is known of it."""
     shipped = _shipped().get(name)
-    there, release = _place(name, folders) if name in SOURCES else (None, "")
+    there, release = installed(name, folders) if name in SOURCES else (None, "")
     if there is not None and (not shipped or release.partition("+")[0] != shipped["release"]):
         torch = library("torch", folders) if name != "torch" else None
         return Library(name, release, _cached(name, there, release, torch))
@@ -72,7 +72,7 @@ def _shipped() -> Mapping[str, Any]:
     return found
 
 
-def _place(name: str, folders: Folders) -> tuple[Path | None, str]:
+def installed(name: str, folders: Folders = ()) -> tuple[Path | None, str]:
     """The folder of an installed library and its release, without its code."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
@@ -159,7 +159,7 @@ def exports(folders: Folders = ()) -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     for name, inside in _EXPORTING.items():
-        folder, _ = _place(name, folders)
+        folder, _ = installed(name, folders)
         files = [*folder.glob(f"{inside}__init__.py"), folder / "__init__.py"] if folder else ()
         for path in files:
             module = ".".join((name, *path.parent.relative_to(folder or "").parts))
@@ -191,12 +191,6 @@ def default(name: str, argument: str, folders: Folders = ()) -> Any:
     row = known(name, folders)
     its = row["fields"].get(argument, {}) if row else {}
     return its.get("default", {"$unknown": f"{name} {argument}"})
-
-
-def describe(name: str, folders: Folders = ()) -> str:
-    """A library with the release that its defaults are of, for people: "TRL 1.16"."""
-    found = library(name, folders)
-    return found.title if found else name
 
 
 # -- what a release lacks ---------------------------------------------------------
@@ -260,7 +254,8 @@ def lacks(name: str, argument: str, shown: str = "...", folders: Folders = ()) -
     instead = instead or (f"did you mean {near}?" if near else None)
     instead = instead or (update if "since" in when else "remove it")
     ignores = ", and ignores it" if name in IGNORING else ""
-    return f"{of}{describe(root, folders)} has no {argument}{when}{ignores}: {instead}"
+    found = library(root, folders)
+    return f"{of}{found.title if found else root} has no {argument}{when}{ignores}: {instead}"
 
 
 def _instead(

@@ -22,20 +22,16 @@ from tuner.program.edit.trying import COMMAND, Seen, Trial, Way, listed
 from tuner.program.places import made
 from tuner.program.program import Program, starts_of
 from tuner.program.recorded import SEEDS, record
-from tuner.program.trainer import reading_of
+from tuner.program.trainer import MALFORMED, reading_of
 from tuner.program.training import read_loops, read_trainings
 
 _GROUPS = (
-    "arguments", "trainer", "lora", "model", "enabled", "preparation", "quantization",
-    "loader",
+    "arguments", "trainer", "lora", "model", "enabled", "preparation", "quantization", "loader",
 )  # fmt: skip
 """The calls of a training, those first whose arguments decide."""
 
 _OF_LORA = ("r", "rank")
 """Names that mean the rank in a call for LoRA only."""
-
-_PLANS_RAISE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that values of another kind than the trainer's raise in its reading."""
 
 
 def see(program: Program, is_whole: bool = True) -> Seen:
@@ -71,15 +67,11 @@ def _of_start(program: Program, seeds: int) -> Iterator[Seen]:
         if loops and (training.is_split or not training.has("loader")):
             knobs, why = ["micro_batch"], "has no DataLoader that says it"
             if training.is_split:
-                knobs, why = (
-                    ["micro_batch", "grad_accum"],
-                    "has several backward passes of one batch",
-                )
+                knobs, why = [*knobs, "grad_accum"], "has several backward passes of one batch"
             text = f"isn't read: the loop at {training.where} {why}"
             values = {knob: one for knob, one in seen.values.items() if knob not in knobs}
-            seen = replace(
-                seen, values=values, unknown={**dict.fromkeys(knobs, text), **seen.unknown}
-            )
+            unknown = {**dict.fromkeys(knobs, text), **seen.unknown}
+            seen = replace(seen, values=values, unknown=unknown)
         yield replace(seen, given=None) if loops else replace(seen, calls=calls)
 
 
@@ -135,7 +127,7 @@ def _planned(training: ProgramTraining) -> Mapping[str, Any]:
     """The knobs as the trainer's reader makes them; none for a loop of one's own."""
     if training["trainer"].is_unknown("args"):
         return {}  # it may set everything
-    with contextlib.suppress(*_PLANS_RAISE):
+    with contextlib.suppress(*MALFORMED):
         if (reading := reading_of(training.trainer)) is not None:
             planned = reading.plan(training)
             size = int(str(planned.knobs.get("micro_batch"))) // planned.sequences
@@ -248,31 +240,22 @@ class Setting:
         return None
 
 
-class Settings(Mapping[str, Setting]):
+class Settings(dict[str, Setting]):
     """The settings of `program` by knob."""
 
     def __init__(self, program: Program) -> None:
         self.trial = Trial(program, see)
         seen = self.trial.seen
-        self._settings = {
-            knob: Setting(knob, seen.values.get(knob), self.trial)
+        super().__init__(
+            (knob, Setting(knob, seen.values.get(knob), self.trial))
             for knob in PROGRAM_NAMES
             if knob in seen.values or knob in seen.unknown
-        }
+        )
 
     @property
     def program(self) -> Program:
         """The program, with the files that its code reads."""
         return self.trial.program
-
-    def __getitem__(self, knob: str) -> Setting:
-        return self._settings[knob]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
 
     def can_change(self, knob: str) -> bool:
         """True if the program can be given another value of the parameter."""

@@ -9,7 +9,6 @@ sees it, and what `cat`, `echo` and `printf` write is kept for the programs that
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import re
@@ -38,16 +37,13 @@ _END = "\1"
 _UNKNOWN = "tuner-does-not-run-this"
 """The output of a command that is skipped where a script takes its text; a number follows."""
 
-
 _SAID = re.compile(rf"{_UNKNOWN}-\d(\n{_UNKNOWN}-\d)*")
 _SKIPPED = f"{MARK}a-skipped-command>"
 """The output of a skipped command, in a file that the script writes."""
 
 
-@functools.cache
-def _prelude() -> str:
-    """The lines that run before the script's own."""
-    return Path(__file__).with_name("shell.bash").read_text("utf-8")
+_PRELUDE = Path(__file__).with_name("shell.bash")
+"""The lines that run before the script's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +101,13 @@ def run_shell(
 
 
 def _joined(one: Started, other: Started) -> Started:
-    paths = one.files.keys() | other.files.keys()
-    files = {path: _text(one.files.get(path, ""), other.files.get(path, "")) for path in paths}
+    """The start as both runs have it; words and ends of lines that differ are unknown."""
+    files, same = dict[str, str](), os.path.commonprefix
+    for path in one.files.keys() | other.files.keys():
+        texts = (run.files.get(path, "").splitlines() for run in (one, other))
+        lines = itertools.zip_longest(*texts, fillvalue="")
+        files[path] = "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in lines)
     return replace(one, words=_known(one.words, other.words), files=files)
-
-
-def _text(text: str, other: str) -> str:
-    """The text of a file; the end of each line that differs in the other run is unknown."""
-    pairs = [*itertools.zip_longest(text.splitlines(), other.splitlines(), fillvalue="")]
-    same = os.path.commonprefix
-    return "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in pairs)
 
 
 def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
@@ -132,10 +125,11 @@ def _once(
 ) -> tuple[list[Started], bool]:
     bash, script, *arguments = words
     ours = re.sub(r"\$\{BASH_SOURCE(\[0\])?\}|\$BASH_SOURCE\b", "$0", without_files(text))
-    lines = _prelude().count("\n") + 2
+    prelude = _PRELUDE.read_text("utf-8")
+    lines = prelude.count("\n") + 2
     lines_of = 2 if seed > 2 else 1  # which `wc -l` counts
     said_then = "$'" + "\\n".join([f"{_UNKNOWN}-{seed}"] * lines_of) + "'"
-    head = f"RANDOM=1; __unknown={said_then}\n{_prelude()}"
+    head = f"RANDOM=1; __unknown={said_then}\n{prelude}"
     folder_made = tempfile.TemporaryDirectory(prefix="tuner-")
     with folder_made as made, tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         code = f"exec 3>&{told.fileno()}; __made={shlex.quote(made)}\n{head}{ours}\n"
@@ -228,11 +222,8 @@ def without_files(text: str) -> str:
         quoted = bool(inside) and inside[-1] == '"'
         found = _TOKEN.match(text, place)
         kind = found.lastgroup if found else None
-        if (
-            quoted
-            and kind not in ("escape", "quote")
-            and not (kind == "open" and text.startswith("$(", place))
-        ):
+        runs = kind == "open" and text.startswith("$(", place)
+        if quoted and kind not in ("escape", "quote") and not runs:
             kind = None
         if found is None or kind is None:
             out.append(text[place])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -13,7 +13,7 @@ from tuner.core.records import KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.program.arguments import typed
 from tuner.program.launch import read_launch
-from tuner.program.settings import Setting, Settings
+from tuner.program.settings import Settings
 
 SAME_RESULT = ("micro_batch", "gradient_checkpointing")
 """Knobs that change neither what is trained nor on how much of the data at once."""
@@ -22,9 +22,7 @@ _MOST_VALUES = 12
 
 
 def knobs_of(
-    settings: Settings,
-    arrived: Mapping[str, KnobValue],
-    asked: Sequence[str],
+    settings: Settings, arrived: Mapping[str, KnobValue], asked: Sequence[str]
 ) -> dict[str, list[KnobValue]]:
     """The values to try of each parameter.
 
@@ -32,15 +30,18 @@ def knobs_of(
     result. `arrived` are settings as they reached the training. Raises one `InputError` with all
     parameters that cannot be varied.
     """
+    wanted: dict[str, list[KnobValue]] = {}
     if not asked:
-        wanted: dict[str, list[KnobValue]] = {
-            name: [] for name in SAME_RESULT if settings.can_change(name)
-        }
-    else:
-        wanted = dict(_asked(asked))
+        wanted = {name: [] for name in SAME_RESULT if settings.can_change(name)}
+    for text in asked:
+        word, _, values = text.partition("=")
+        known = next((each for each in (word, *meanings(word)) if each in PROGRAM_NAMES), None)
+        if known is None:
+            raise unknown("parameter", word, PROGRAM_NAMES)
+        wanted[known] = [typed(part.strip(), known) for part in values.split(",") if part]
     problems = []
     found: dict[str, list[KnobValue]] = {}
-    for name, values in wanted.items():
+    for name, said in wanted.items():
         if not settings.can_change(name):
             setting = settings.get(name)
             why = f"it {setting.problem}" if setting else "the program does not set it"
@@ -48,8 +49,8 @@ def knobs_of(
                 why += f"; set {PROGRAM_NAMES[name][0]} in the program first"
             problems.append(Problem(f"{name} cannot be varied: {why}"))
             continue
-        own = arrived.get(name, settings[name].value if name in settings else None)
-        proposed = values or _proposed(name, own, _batch(settings, arrived))
+        own = _own(settings, arrived, name)
+        proposed = said or _proposed(name, own, _batch(settings, arrived))
         if not proposed:
             problems.append(Problem(f"no values of {name} are known: write --knob {name}=A,B"))
             continue
@@ -66,21 +67,13 @@ def knobs_of(
     return found
 
 
-def _asked(texts: Iterable[str]) -> Iterable[tuple[str, list[KnobValue]]]:
-    for text in texts:
-        word, _, values = text.partition("=")
-        name = next((each for each in (word, *meanings(word)) if each in PROGRAM_NAMES), None)
-        if name is None:
-            raise unknown("parameter", word, PROGRAM_NAMES)
-        yield name, [typed(part.strip(), name) for part in values.split(",") if part]
+def _own(settings: Settings, arrived: Mapping[str, KnobValue], knob: str) -> KnobValue | None:
+    """The present value of a parameter."""
+    return arrived.get(knob, settings[knob].value if knob in settings else None)
 
 
 def _batch(settings: Settings, arrived: Mapping[str, KnobValue]) -> int | None:
-    size, rounds = arrived.get("micro_batch"), arrived.get("grad_accum")
-    for name, value in (("micro_batch", size), ("grad_accum", rounds)):
-        if value is None and name in settings:
-            known = settings[name].value
-            size, rounds = (known, rounds) if name == "micro_batch" else (size, known)
+    size, rounds = (_own(settings, arrived, name) for name in ("micro_batch", "grad_accum"))
     if not isinstance(size, int) or not settings.can_change("grad_accum"):
         return None
     return size * (rounds if isinstance(rounds, int) else 1)
@@ -129,18 +122,11 @@ def space_text(
         space["constraints"] = [f"effective_batch % {step} == 0"]
     if fixed:
         space["fixed"] = fixed
-    own = {
-        knob: arrived.get(knob, settings[knob].value if knob in settings else None)
-        for knob in knobs
-    }
+    own = {knob: _own(settings, arrived, knob) for knob in knobs}
     if fits and all(own[knob] in values for knob, values in knobs.items()):
         space["baseline"] = own
-    places = [f"#   {knob}: {_place(settings.get(knob))}" for knob in knobs]
+    said = [settings[knob] for knob in knobs if knob in settings and settings[knob].is_given]
+    given = {setting.knob: f"{setting.name}, {setting.where}" for setting in said}
+    places = [f"#   {knob}: {given.get(knob, 'left out by the program')}" for knob in knobs]
     head = ["# What `tuner tune` varies of this program, and where its files say it.", *places]
     return "\n".join(head) + "\n" + yaml.safe_dump(space, sort_keys=False, width=100)
-
-
-def _place(setting: Setting | None) -> str:
-    if setting is None or not setting.is_given:
-        return "left out by the program"
-    return f"{setting.name}, {setting.where}"

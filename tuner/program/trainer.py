@@ -36,11 +36,6 @@ class SettingsFile:
     takes_assignments: bool = False
     """Words such as `batch_size=4` set keys of the file."""
 
-    def is_of(self, places: Sequence[Location]) -> bool:
-        """True if a file with these values belongs to the trainer."""
-        found = {str(step) for place in places for step in place.path}
-        return all(any(key in found for key in group) for group in self.keys)
-
 
 @dataclass(slots=True)
 class Planned:
@@ -72,6 +67,10 @@ class Reading:
     trainer: str
     versions: Mapping[str, str]
     plan: Callable[[ProgramTraining], Planned]
+
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors that values of another kind than the trainer's raise in its reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,9 @@ def reading_of(trainer: str) -> Reading | None:
 
 def trainer_of(places: Sequence[Location]) -> Trainer | None:
     """The trainer whose settings file has these values; None for an unknown one."""
-    return next((t for t in trainers() if t.file is not None and t.file.is_of(places)), None)
+    found = {str(step) for place in places for step in place.path}
+    files = ((trainer, trainer.file.keys) for trainer in trainers() if trainer.file is not None)
+    return next((t for t, keys in files if all(found.intersection(group) for group in keys)), None)
 
 
 def trainer_named(name: str) -> Trainer | None:

@@ -41,12 +41,11 @@ from tuner.program.standins import NOT_INSTALLED
 from tuner.program.trainer import trainer_named
 from tuner.space.models.catalogue import HUB_ID, get_entry
 
-_TRAINERS: Mapping[str, tuple[str, ...]] = {
-    "transformers": ("Trainer", "Seq2SeqTrainer"),
-    "trl": ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward"),
-    "unsloth": ("UnslothTrainer",),
-}
-"""By library: its trainers that are read; TRL's without "Trainer"."""
+_KINDS: Mapping[tuple[str, str], str] = {
+    ("transformers", "Trainer"): "Trainer", ("transformers", "Seq2SeqTrainer"): "Trainer",
+    ("unsloth", "UnslothTrainer"): "SFTTrainer",
+}  # fmt: skip
+"""By library and class: the trainer as it is read. Others are read by the name of their class."""
 
 MODEL_KEYS = (
     "base_model", "model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id",
@@ -84,12 +83,14 @@ def read_loops(
 def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
     """The settings of a tool's file and words, by their newest names; others are noted."""
     tool, kept = program.trainer, dict[str, Argument]()
-    values = tool_settings(program)
+    values, names = tool_settings(program), names_of(tool) or ()
     for name, argument in values.items():
         text = lacks(tool, name, show(argument.value))
+        # --launcher is no setting, and a word may be the beginning of a name.
+        is_option = tool == "Axolotl" or any(one.startswith(name) for one in names)
         if text is None or "plugins" in values:  # which have keys of their own
             kept[name] = argument
-        elif "." in name or (argument.where == COMMAND_LINE and _is_option(tool, name)):
+        elif "." in name or (argument.where == COMMAND_LINE and is_option):
             continue
         elif instead := meant(tool, name, argument.value):
             found.notes.append(f"{argument.where}: {text}")
@@ -100,11 +101,6 @@ def _of_tool(program: Program, found: Found) -> dict[str, Argument]:
             text = f"{text}; what it changes isn't known"
             found.problems.append(Undecided(text, argument.where))
     return kept
-
-
-def _is_option(tool: str, name: str) -> bool:
-    """True for --launcher, which is no setting, and for the beginning of a name."""
-    return tool == "Axolotl" or any(one.startswith(name) for one in names_of(tool) or ())
 
 
 _LENGTHS = ("max_length", "model_max_length")
@@ -498,16 +494,15 @@ class _Reader:
 
     def _library(self, one: Row) -> str:
         """The class of an object, or the first class of a library that one's own is made from."""
-        libraries = {*self.recorded.standins, *self.recorded.absent, *_TRAINERS, "peft"}
+        trained = ("transformers", "trl", "unsloth", "peft")
+        libraries = {*self.recorded.standins, *self.recorded.absent, *trained}
         names: list[str] = [one["class"], *(one.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
 
     def _kind(self, trainer: Row) -> str:
         path = self._library(trainer)
-        root, word = path.split(".", maxsplit=1)[0], last(path)
-        if word.removesuffix("Trainer" if root == "trl" else "") in _TRAINERS.get(root, ()):
-            return {"UnslothTrainer": "SFTTrainer", "Seq2SeqTrainer": "Trainer"}.get(word, word)
-        return path if word == "Trainer" else word
+        root, word = path.partition(".")[0], last(path)
+        return _KINDS.get((root, word), path if word == "Trainer" else word)
 
 
 def _cast(name: str, at: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:
@@ -558,44 +553,34 @@ def _freezes(where: str, given: Mapping[str, Argument], training: ProgramTrainin
 
 # -- models --------------------------------------------------------------------------
 
-_BELOW = ("name", "path", "id", "name_or_path")
 
-
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """A model as it is named, with the place for people: "train.py:12"."""
-
-    name: str
-    where: str
-
-
-def named_models(program: Program) -> list[NamedModel]:
-    """The models that the program trains, or that its files name; each once."""
-    found: list[NamedModel] = []
+def named_models(program: Program) -> dict[str, str]:
+    """The models that the program trains, or that its files name, with the place of each."""
+    found: list[tuple[str, str]] = []
     with contextlib.suppress(InputError):
         for training in read_trainings(program):
             if training.model_by_name:
-                found.append(NamedModel(training.model_by_name, training.where))
+                found.append((training.model_by_name, training.where))
             for name in ("0", "model_name"):
                 argument = training["model"].values.get(name)
                 if argument is not None and isinstance(argument.value, str):
-                    found.append(NamedModel(argument.value, argument.where))
+                    found.append((argument.value, argument.where))
     found += [one for source in program.sources for one in _in_file(source)]
-    named: dict[str, NamedModel] = {}
-    for one in found:
-        path = program.folder / one.name
-        name = str(path) if path.is_dir() else one.name
+    named: dict[str, str] = {}
+    for model, where in found:
+        path = program.folder / model
+        name = str(path) if path.is_dir() else model
         if path.is_dir() or get_entry(name) is not None or HUB_ID.fullmatch(name):
-            named.setdefault(name, NamedModel(name, one.where))
-    return list(named.values())
+            named.setdefault(name, where)
+    return named
 
 
-def _in_file(source: SourceFile) -> Iterator[NamedModel]:
+def _in_file(source: SourceFile) -> Iterator[tuple[str, str]]:
     if source.path.suffix in PYTHON:
         return
     for place in source.places:
-        steps = [str(step) for step in place.path[-2:]]
-        is_below = len(steps) > 1 and steps[0] == "model" and steps[1] in _BELOW
-        is_named = is_below or (steps and steps[-1] in MODEL_KEYS)
+        *above, name = ["", "", *map(str, place.path)][-2:]
+        is_below = above == ["model"] and name in ("name", "path", "id", "name_or_path")
+        is_named = is_below or name in MODEL_KEYS
         if is_named and isinstance(place.value, str):
-            yield NamedModel(place.value, source.at(place))
+            yield place.value, source.at(place)

@@ -21,12 +21,10 @@ from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.schema import KnobSchema
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import Argument, Arguments, Found, ProgramTraining, values_of_words
+from tuner.program.edit.place import truth
 from tuner.program.trainer import trainers
 from tuner.space import SearchSpace
 from tuner.space.settings import default_values, raise_all
-
-_TRUE, _FALSE = ("true", "yes", "on", "1", "auto"), ("false", "no", "off", "0", "none", "null")
-"""Values of a switch, such as bf16=auto."""
 
 _EXPONENT = re.compile(r"[0-9]+(\.[0-9]+)?[eE][0-9]+")
 
@@ -118,7 +116,10 @@ class _Reader:
         if implied == "tf32":
             self.tf32 = name if truth else None
         elif implied and truth is not None:
-            self._switch(knob, implied, said, on=truth != meaning.startswith("not "))
+            if truth != meaning.startswith("not "):
+                self._set(knob, implied, said)
+            else:
+                self.denied.append((said, knob, implied))
         elif name.startswith("disable_") and truth is not None:
             self._set(knob, not truth, said)
         elif name.rpartition(".")[2] in _OF_LOADING:
@@ -134,12 +135,6 @@ class _Reader:
                 if meaning.partition("=")[0].removeprefix("not ") in self.terms:
                     return meaning
         return None
-
-    def _switch(self, knob: str, implied: str, said: str, *, on: bool) -> None:
-        if on:
-            self._set(knob, implied, said)
-        else:
-            self.denied.append((said, knob, implied))
 
     def _set(self, knob: str, value: Any, said: str) -> None:
         combined = COMBINED.get(f"{knob}={show(value)}".lower())
@@ -201,19 +196,15 @@ class _Reader:
             if is_unknown or (kept is not None and show(kept) == value):
                 by = self.by.get(knob, f"{knob}={value}, which holds where nothing else is set")
                 hint = f"set {knob} to the value that you want"
-                text = (
-                    f"{said} does not say what {knob} is"
-                    if is_unknown
-                    else f"{said} contradicts {by}"
-                )
-                self.errors.append(InputError(text, hint=hint))
+                why = f"does not say what {knob} is" if is_unknown else f"contradicts {by}"
+                self.errors.append(InputError(f"{said} {why}", hint=hint))
         raise_all(self.errors)
 
 
 def _truth(value: Any) -> bool | None:
-    """True or false for the value of a switch, else None."""
+    """True or false for the value of a switch, else None: also bf16=auto and load_in_4bit=none."""
     text = show(value).lower()
-    return True if text in _TRUE else False if text in _FALSE else None
+    return text == "auto" if text in ("auto", "none", "null") else truth(text)
 
 
 @functools.cache

@@ -151,6 +151,16 @@ class SettingsReader:
             return None
         return "all-linear" if names == ("all-linear",) else list(names)
 
+    def train_as_transformers(self, loss: str = "transformers") -> None:
+        """Note what a loop of transformers' Trainer implies, with this `loss`."""
+        self.get("effective_batch")  # the product of micro-batch and accumulation
+        self.implies("training_loop", "trainer")
+        if loss:
+            self.implies("loss", loss)
+        self.implies("fused_loss", False)
+        if self.get("allocator") != "":
+            self.leave("allocator", "set PYTORCH_CUDA_ALLOC_CONF in the environment")
+
     def leave_preparation(self) -> None:
         """Note that the tool leaves the rest of a quantised model in the dtype of loading."""
         if self.is_quantized:
@@ -237,14 +247,3 @@ MACHINE = (
     "dataloader_prefetch_factor dataloader_persistent_workers"
 )
 """Names of `TrainingArguments` about the machine, which not every space has."""
-
-
-def train_as_transformers(chosen: SettingsReader, loss: str = "transformers") -> None:
-    """Note what a loop of transformers' Trainer implies, with this `loss`."""
-    chosen.get("effective_batch")  # the product of micro-batch and accumulation
-    chosen.implies("training_loop", "trainer")
-    if loss:
-        chosen.implies("loss", loss)
-    chosen.implies("fused_loss", False)
-    if chosen.get("allocator") != "":
-        chosen.leave("allocator", "set PYTORCH_CUDA_ALLOC_CONF in the environment")

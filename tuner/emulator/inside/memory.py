@@ -399,7 +399,8 @@ class MemoryWatch:
 
         The first one makes the optimizer's state, and what the last one made may be on its way. A
         queue that is full has let go of the first, and a cache that has all it needs gets nothing
-        from the last. What is kept at some steps is seen by parts of a run. With `each_epoch` the next epoch began without what was kept.
+        from the last. What is kept at some steps is seen by parts of a run. With `each_epoch` the
+        next epoch began without what was kept.
         """
         ends, next_us = self._steps_us, sys.maxsize
         if len(self._rounds) > 1 and self._rounds[1][2] >= _GROWS_FROM:

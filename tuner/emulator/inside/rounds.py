@@ -274,7 +274,7 @@ def follow_loops(package_of: Callable[[str], str | None]) -> None:
         tree = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         return compiled(loader, followed(tree, Path(path).parent), path, **how)  # type: ignore[arg-type]
 
-    SourceFileLoader.get_code = code  # type: ignore[method-assign]
+    SourceFileLoader.get_code = code  # type: ignore[method-assign,assignment]
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
     if _is_script(sys.argv[0]) and package_of(sys.argv[0]) is None:
         sys.path_hooks.insert(0, _Script)

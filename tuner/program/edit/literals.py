@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
@@ -51,22 +50,19 @@ def rank(names: Sequence[str], wanted: Sequence[str]) -> int:
     return 2 if any(word[:_STEM] in words for part in near for word in part) else 3
 
 
-class Call(NamedTuple):
-    """The characters of the last argument of a call; none stand where it gets its first one."""
+def call_at(source: SourceFile, line: int, column: int) -> tuple[int, int] | None:
+    """The characters of the last argument of a call; none stand where it gets its first one.
 
-    start: int
-    end: int
-
-
-def call_at(source: SourceFile, line: int, column: int) -> Call | None:
-    """The call at a place of the text that Python compiles, for a notebook of all its cells."""
+    The place is one of the text that Python compiles, for a notebook of all its cells.
+    """
     code = source.python
     reader = PythonText(code.text)
     for node in ast.walk(reader.tree):
         if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (line, column):
             parts = [reader.span(part) for part in (*node.args, *node.keywords)]
             closing = reader.span(node)[1] - 1
-            return Call(*(code.starts[one] for one in max(parts, default=(closing, closing))))
+            start, end = max(parts, default=(closing, closing))
+            return code.starts[start], code.starts[end]
     return None
 
 
@@ -89,9 +85,11 @@ def beside(source: SourceFile, literal: Location, name: str, value: KnobValue) -
     return [TextEdit(place.end, place.end, f", {item}")]
 
 
-def in_call(source: SourceFile, call: Call, name: str, value: KnobValue) -> list[TextEdit]:
-    """The edits that give a call of Python the argument `name`, behind those that it has."""
-    text, start, end = source.data.decode("utf-8"), call.start, call.end
+def in_call(
+    source: SourceFile, after: tuple[int, int], name: str, value: KnobValue
+) -> list[TextEdit]:
+    """The edits that give a call of Python the argument `name`, behind its last one, `after`."""
+    text, (start, end) = source.data.decode("utf-8"), after
     in_json = source.path.suffix == NOTEBOOK
     style = None if in_json else re.match(r"\w+([ \t]*=(?!=)[ \t]*)", text[start:end])
     shown = json.dumps(value) if isinstance(value, str) else str(value)
@@ -102,10 +100,8 @@ def in_call(source: SourceFile, call: Call, name: str, value: KnobValue) -> list
     last, newline = _line_end(text, end)
     rest = re.fullmatch(r"(\s*,)?\s*(#.*)?", text[end:last])
     if in_json or text[first:start].strip() or rest is None:
-        added = f", {item}"
-        return [
-            TextEdit(end, end, json.dumps(added, ensure_ascii=False)[1:-1] if in_json else added)
-        ]
+        added = json.dumps(item, ensure_ascii=False)[1:-1] if in_json else item
+        return [TextEdit(end, end, f", {added}")]
     comma = [] if rest[1] else [TextEdit(end, end, ",")]
     return [*comma, TextEdit(last, last, f"{newline}{text[first:start]}{item},")]
 

@@ -84,8 +84,8 @@ class Location:
 
     def render(self, value: KnobValue) -> str:
         """The characters that replace `raw`; `NotWritableError` for a value of another kind."""
-        if isinstance(value, tuple):
-            value = _as_text(value)
+        if value == _ALL_LINEAR:  # a word of peft's, no list of one name
+            value = _ALL_LINEAR[0]
         if isinstance(value, tuple):
             return self._list(value)
         if isinstance(value, bool):
@@ -120,7 +120,9 @@ class Location:
         return self.raw.replace(old, word)
 
     def _number(self, value: float) -> str:
-        text = number_text(value)
+        # As YAML 1.1, YAML 1.2, JSON and Python all read it: 2, 0.05, 1.0e-05.
+        mantissa, e, exponent = repr(value).partition("e")
+        text = mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
         if isinstance(self.value, bool) or self.kind == "list":
             raise self._kept(f"the number {text}")
         if isinstance(self.value, float) and not math.isnan(self.value) and text.isdigit():
@@ -187,11 +189,6 @@ def is_same(written: object, arrived: object) -> bool:
     return is_wanted(written, arrived)
 
 
-def _as_text(value: KnobValue) -> KnobValue:
-    """The word of peft for all linear layers is text, not a list of one name."""
-    return _ALL_LINEAR[0] if value == _ALL_LINEAR else value
-
-
 def is_writable(text: str) -> bool:
     """True if UTF-8 can encode it: half a surrogate pair cannot."""
     try:
@@ -199,13 +196,6 @@ def is_writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def number_text(value: float) -> str:
-    """A number as YAML 1.1, YAML 1.2, JSON and Python all read it: 2, 0.05, 1.0e-05."""
-    text = repr(value)
-    mantissa, e, exponent = text.partition("e")
-    return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else text
 
 
 MAX_DIGITS = 4000
@@ -216,10 +206,8 @@ def read_number(raw: str) -> float | None:
     """The number that `raw` is in every language, nan for one that they read differently."""
     if not _NUMBER.fullmatch(raw):
         return None
-    if _LEADING_ZERO.match(raw):
+    if _LEADING_ZERO.match(raw) or len(raw) > MAX_DIGITS:
         return math.nan  # 010 is eight in YAML 1.1 and ten in 1.2
-    if len(raw) > MAX_DIGITS:
-        return math.nan
     return int(raw) if raw.lstrip("+-").isdigit() else float(raw)
 
 
@@ -230,12 +218,7 @@ def in_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Loca
     at = start
     for found in _TOKEN.finditer(text, start, len(text) if end is None else end):
         line, at = line + text.count("\n", at, found.start()), found.start()
-        raw = found[0]
-        yield Location(names[:1], line, at, found.end(), raw, "yaml", typed_word(raw), names=names)
+        raw, number, said = found[0], read_number(found[0]), truth(found[0])
+        value = number if number is not None else raw if said is None else said
+        yield Location(names[:1], line, at, found.end(), raw, "yaml", value, names=names)
         names = tuple(reversed(raw.lstrip("-").split(".")))
-
-
-def typed_word(text: str) -> Value:
-    """The value that a bare word stands for."""
-    number, said = read_number(text), truth(text)
-    return number if number is not None else text if said is None else said

@@ -189,7 +189,10 @@ class _Walk(PythonText):
             for part in node.args
             if isinstance(part, ast.Constant) and isinstance(part.value, str)
         ]
-        option = _option([text for _, text in texts]) if called == "add_argument" else None
+        option = None
+        if called == "add_argument" and texts:
+            word = max((text for _, text in texts), key=lambda text: text.startswith("--"))
+            option = word.lstrip("-").replace("-", "_")
         for argument in node.args:
             near = tuple(text for part, text in texts if part is not argument)
             paths = tuple(bases) if called == "update" else ()
@@ -259,11 +262,6 @@ def _defaults_in(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]
     ):
         if default is not None:
             yield argument, default
-
-
-def _option(texts: list[str]) -> str | None:
-    named = sorted(texts, key=lambda text: not text.startswith("--"))
-    return named[0].lstrip("-").replace("-", "_") if named else None
 
 
 def last_name(node: ast.expr) -> str | None:

@@ -13,7 +13,6 @@ from tuner.core.files import read_file
 from tuner.program.edit.notebook import PythonCode, cell_texts, notebook_python, read_notebook
 from tuner.program.edit.place import Location
 from tuner.program.edit.python_file import read_python
-from tuner.program.edit.write import read_bytes
 from tuner.program.edit.yaml_file import read_json, read_yaml
 from tuner.space.apply import KeyPath, show_path
 
@@ -95,11 +94,6 @@ class SourceFile:
         for edit in reversed(ordered):
             text = text[: edit.start] + edit.text + text[edit.end :]
         return text.encode("utf-8")
-
-
-def open_source(path: Path) -> SourceFile:
-    """The file at `path`. Raises `InputError` where it cannot be changed."""
-    return checked(SourceFile(path, read_bytes(path)))
 
 
 def opened(path: Path) -> SourceFile | None:

@@ -14,21 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, TunerError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.literals import (
-    Call,
-    beside,
-    call_at,
-    in_call,
-    literals_of,
-    plain,
-    rank,
-)
+from tuner.program.edit.literals import beside, call_at, in_call, literals_of, plain, rank
 from tuner.program.edit.place import (
     Location,
     NotWritableError,
@@ -122,7 +115,6 @@ class Trial:
         quick = self.reading(program, whole=False)
         self.is_whole = quick.values != self.seen.values
         self.base = self.seen if self.is_whole else quick
-        self._literals: list[tuple[str, Location]] | None = None
         self._written: dict[str, Way | None] = {}
         self._ways: dict[str, Way | None] = {}
         self._lock = threading.RLock()
@@ -141,7 +133,7 @@ class Trial:
         with self._lock:
             if knob not in self._ways:
                 search = _Search(self, knob)
-                way = self._way_written(knob, search)
+                way = self.written(knob, search)
                 if way is None or way.also:
                     way = search.first(search.switches()) or way
                 if way is None and knob in self.seen.values and self.seen.given is not None:
@@ -149,15 +141,13 @@ class Trial:
                 self._ways[knob] = way
             return self._ways[knob]
 
-    def written(self, knob: str) -> Way | None:
-        """The literal of a setting; None for one that is written nowhere."""
+    def written(self, knob: str, search: _Search | None = None) -> Way | None:
+        """The literal of a setting, found by a `search`; None for one that is written nowhere."""
         with self._lock:
-            return self._way_written(knob, _Search(self, knob))
-
-    def _way_written(self, knob: str, search: _Search) -> Way | None:
-        if knob not in self._written:
-            self._written[knob] = search.first(search.literals()) or search.best
-        return self._written[knob]
+            if knob not in self._written:
+                search = search or _Search(self, knob)
+                self._written[knob] = search.first(search.literals()) or search.best
+            return self._written[knob]
 
     def given_as(self, knob: str) -> list[str]:
         """The names by which the program's calls got the setting."""
@@ -167,15 +157,16 @@ class Trial:
         """False for what the program leaves to its trainer."""
         return self.seen.given is None or bool(self.given_as(knob))
 
-    @property
+    @cached_property
     def literals(self) -> list[tuple[str, Location]]:
         """The literals of the command and of all files, with the file."""
-        if self._literals is None:
-            text = command_text(self.program)
-            self._literals = [(COMMAND, one) for one in in_words(text, _start_of(self.program))]
-            for word, source in self.program.files.items():
-                self._literals += [(word, one) for one in literals_of(source)]
-        return self._literals
+        words, script = list(self.program.command), self.program.shell or self.program.main
+        number = words.index(script) if script in words else 0
+        start = len(_BETWEEN.join(words[: number + 1]))  # behind the script, or the first word
+        found = [(COMMAND, one) for one in in_words(command_text(self.program), start)]
+        for word, source in self.program.files.items():
+            found += [(word, one) for one in literals_of(source)]
+        return found
 
 
 class _Search:
@@ -273,13 +264,16 @@ class _Search:
         return False if is_text and near == 0 and self.knob in _PROBES else None
 
     def _at(self, file: str, one: Location, inverse: bool) -> Way:
-        place = one
+        old = one.value
+        says_number = isinstance(old, str) and read_number(old) is not None
 
         def edits(value: KnobValue) -> Sequence[Edit]:
             new = not value if inverse else value
-            free = replace(place, value=_kind(place.value, new))
-            text = place.written(free.render(new))
-            return [(file, TextEdit(place.start, place.end, text))]
+            # A number in quotes stays there. A value of another kind is tried as the program's own.
+            is_number = isinstance(new, int | float) and not isinstance(new, bool)
+            keeps = is_number and (isinstance(old, float) or says_number)
+            text = one.written(replace(one, value=old if keeps else None).render(new))
+            return [(file, TextEdit(one.start, one.end, text))]
 
         named = [name for name in one.names if plain(name) in self.names]
         if not named and rank(one.names, self.names) < 3:
@@ -337,7 +331,6 @@ class _Search:
         What a call gets already can only be a word, which its parser takes in place of a default.
         """
         program = self.trial.program
-        names = [n for n in self.names if len(n) > 2]
         siblings = [n for n in _SIBLINGS if n != self.knob and n in self.trial.seen.values]
         ways = [self.trial.written(n) for n in siblings if self.trial.is_given(n)]
         holders = [w for w in ways if w is not None and w.literal is not None and w.file != COMMAND]
@@ -348,46 +341,34 @@ class _Search:
             source, spot = program.files[way.file], (way.file, way.literal.names[1:])
             if source.path.suffix not in PYTHON and way.literal.names and spot not in done:
                 done.add(spot)
-                yield from (self._beside(way.file, source, way.literal, name) for name in names)
+                where = self._where(way.file, way.literal)
+                yield from self._added(where, way.file, partial(beside, source, way.literal))
         for file, line, column in self.trial.seen.calls if not is_given else ():
             held = program.files.get(file)
             call = call_at(held, line, column) if held is not None else None
             if held is not None and call is not None:
-                yield from (self._in_call(file, held, call, line, name) for name in names)
+                yield from self._added(f"{held.path}:{line}", file, partial(in_call, held, call))
         text = command_text(program)
         ends = [w.literal.end for w in ways if w and w.literal and w.file == COMMAND]
         end = ends[0] if ends and text[ends[0] : ends[0] + 1] in ("", _BETWEEN) else len(text)
-        for name in names:
-            yield self._behind(end, name)
 
-    def _beside(self, file: str, source: SourceFile, literal: Location, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            return [(file, e) for e in beside(source, literal, name, as_named(name, value))]
+        def word(name: str, value: KnobValue) -> list[TextEdit]:
+            return [TextEdit(end, end, f"{_BETWEEN}--{name}{_BETWEEN}{show(value)}")]
 
-        return Way(name, self._where(file, literal), edits, is_added=True)
+        yield from self._added("the command line", COMMAND, word)
 
-    def _in_call(self, file: str, source: SourceFile, call: Call, line: int, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            return [(file, e) for e in in_call(source, call, name, as_named(name, value))]
+    def _added(
+        self, where: str, file: str, text: Callable[[str, KnobValue], Sequence[TextEdit]]
+    ) -> Iterator[Way]:
+        """The setting under each of its names, as `text` writes it into a file."""
+        for name in self.names:
+            if len(name) < 3:
+                continue
 
-        return Way(name, f"{source.path}:{line}", edits, is_added=True)
+            def edits(value: KnobValue, name: str = name) -> Sequence[Edit]:
+                return [(file, edit) for edit in text(name, as_named(name, value))]
 
-    def _behind(self, end: int, name: str) -> Way:
-        def edits(value: KnobValue) -> Sequence[Edit]:
-            word = f"{_BETWEEN}--{name}{_BETWEEN}{show(as_named(name, value))}"
-            return [(COMMAND, TextEdit(end, end, word))]
-
-        return Way(name, "the command line", edits, is_added=True)
-
-
-def _kind(old: object, new: object) -> KnobValue | None:
-    """The value that decides how `new` is spelled: a number in quotes stays in quotes.
-
-    A place may get a value of another kind: the trial says if the program takes it.
-    """
-    is_number = isinstance(new, int | float) and not isinstance(new, bool)
-    keeps = isinstance(old, float) or (isinstance(old, str) and read_number(old) is not None)
-    return old if is_number and keeps else None  # type: ignore[return-value]
+            yield Way(name, where, edits, is_added=True)
 
 
 def arrives(value: object, read: object) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -46,27 +46,32 @@ def replace_files(contents: Mapping[Path, tuple[bytes, bytes]]) -> dict[Path, Pa
     """
     when = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     _check_unchanged(contents)
-    ready: list[tuple[Path, Path]] = []
+    drafts: dict[Path, Path] = {}
     backups: dict[Path, Path] = {}
-    replaced: list[Path] = []
+    replaced: set[Path] = set()
     try:
         for path, (before, after) in contents.items():
             real = path.resolve()
-            ready.append((real, _temporary(real, after)))
+            drafts[path] = _copy(real, real.with_name(f".{real.name}.{os.getpid()}.tmp"), after)
+            os.utime(drafts[path])
             backups[path] = _backup(path, before, when)
         _check_unchanged(contents)
-        for real, temporary in ready:
-            temporary.replace(real)
-            replaced.append(real)
+        for path, draft in drafts.items():
+            draft.replace(path.resolve())
+            replaced.add(path)
     except (OSError, InputError) as error:
         try:
-            _undo(contents, replaced, list(backups.values()))
+            for path in replaced:
+                shutil.move(backups[path], path.resolve())
         except OSError:
             copies = ", ".join(map(str, backups.values()))
             raise UnavailableError(
                 f"cannot write {error}, and cannot put back what was written before",
                 hint=f"the files as they were: {copies}",
             ) from error
+        for backup in backups.values():
+            with contextlib.suppress(OSError):  # a copy too many does no harm
+                backup.unlink(missing_ok=True)
         if isinstance(error, InputError):
             raise
         raise UnavailableError(
@@ -74,8 +79,8 @@ def replace_files(contents: Mapping[Path, tuple[bytes, bytes]]) -> dict[Path, Pa
             hint="every file is as it was",
         ) from error
     finally:
-        for _, temporary in ready:
-            temporary.unlink(missing_ok=True)
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
     return backups
 
 
@@ -89,53 +94,26 @@ def _check_unchanged(contents: Mapping[Path, tuple[bytes, bytes]]) -> None:
         raise InputError("nothing was written", problems=problems, hint="run the command again")
 
 
-def _temporary(path: Path, data: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write_new(temporary, data)
-        _copy_metadata(path, temporary)
-        os.utime(temporary)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
 def _backup(path: Path, data: bytes, when: str) -> Path:
     for number in range(1, 1000):
         suffix = "" if number == 1 else f"-{number}"
-        backup = path.with_name(f"{path.name}.{when}{suffix}.bak")
-        try:
-            _write_new(backup, data)
-        except FileExistsError:
-            continue
-        _copy_metadata(path, backup)
-        return backup
+        with contextlib.suppress(FileExistsError):
+            return _copy(path, path.with_name(f"{path.name}.{when}{suffix}.bak"), data)
     raise FileExistsError(0, "a thousand backups of this second are there", str(path))
 
 
-def _write_new(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _copy_metadata(path: Path, copy: Path) -> None:
-    status, own = path.stat(), copy.stat()
-    if (status.st_uid, status.st_gid) != (own.st_uid, own.st_gid):
-        os.chown(copy, status.st_uid, status.st_gid)
-    shutil.copystat(path, copy)
-
-
-def _undo(
-    contents: Mapping[Path, tuple[bytes, bytes]], replaced: Sequence[Path], backups: Sequence[Path]
-) -> None:
-    """Put back what was replaced before the disk refused the next one."""
-    before = {path.resolve(): data for path, (data, _) in contents.items()}
-    for real in replaced:
-        temporary = _temporary(real, before[real])
-        temporary.replace(real)
-    for backup in backups:
-        with contextlib.suppress(OSError):  # a copy too many does no harm
-            backup.unlink(missing_ok=True)
+def _copy(path: Path, copy: Path, data: bytes) -> Path:
+    """A new file with `data`, and with the mode, the owner and the attributes of `path`."""
+    with copy.open("xb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            status, own = path.stat(), copy.stat()
+            if (status.st_uid, status.st_gid) != (own.st_uid, own.st_gid):
+                os.chown(copy, status.st_uid, status.st_gid)
+            shutil.copystat(path, copy)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+    return copy

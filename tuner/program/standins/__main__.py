@@ -16,15 +16,7 @@ from typing import Any
 
 from tuner.program.standins import NOT_INSTALLED, guard, libraries, record
 from tuner.program.standins.files import opened
-from tuner.program.standins.unknown import (
-    ABSENT,
-    KEYS,
-    ORACLE,
-    Note,
-    Unknown,
-    is_library,
-    place,
-)
+from tuner.program.standins.unknown import ABSENT, KEYS, ORACLE, Note, Unknown, is_library, place
 
 _lock = threading.Lock()
 

@@ -22,12 +22,9 @@ from tuner.program.trainers.deepspeed import zero_knobs, zero_of
 from tuner.program.writing import Settings, SettingsReader
 
 _KINDS = {
-    "NO": "",
-    "MULTI_GPU": "multi_gpu",
-    "FSDP": "use_fsdp",
-    "DEEPSPEED": "use_deepspeed",
+    "NO": "", "MULTI_GPU": "multi_gpu", "FSDP": "use_fsdp", "DEEPSPEED": "use_deepspeed",
     "MEGATRON_LM": "use_megatron_lm",
-}
+}  # fmt: skip
 """accelerate's `distributed_type`, and the option that says the same."""
 
 
@@ -93,17 +90,12 @@ def _deepspeed_of(
     return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
-def _default_file() -> Path:
-    """The file that `accelerate config` writes; accelerate's own name of it imports torch."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
-    return home / "accelerate" / "default_config.yaml"
-
-
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
     """The values of accelerate's configuration file, by option; by default the user's own file."""
-    if named is None:
-        path = _default_file()
+    if named is None:  # the file that `accelerate config` writes; its own name imports torch
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        home = Path(os.environ.get("HF_HOME", f"{cache}/huggingface")).expanduser()
+        path = home / "accelerate" / "default_config.yaml"
         if not path.is_file():
             return {}
     else:
@@ -132,12 +124,10 @@ _SECTIONS = {"": "", "fsdp_config": "fsdp_", "deepspeed_config": "", "dynamo_con
 _WRAPPED = "TRANSFORMER_BASED_WRAP"
 """The only policy that is predicted: each layer is a unit."""
 
-_LEFT_ALONE = ("false", "none", "0", "")
-
 
 def is_true(value: object) -> bool:
     """True for a word of a command line or a YAML file that means so."""
-    return value is not None and str(value).lower() not in _LEFT_ALONE
+    return value is not None and str(value).lower() not in ("false", "none", "0", "")
 
 
 def sharding(settings: Mapping[str, Any], where: str) -> tuple[dict[str, KnobValue], list[Problem]]:
@@ -194,12 +184,9 @@ def _distributed(chosen: SettingsReader) -> Settings:
         }}  # fmt: skip
         chosen.get("dp_shard_size")
         if parallelism.group < parallelism.ranks:
-            sizes = {
-                "replicate": parallelism.ranks // parallelism.group,
-                "shard": parallelism.group,
-            }
             found["parallelism_config"] = {
-                f"parallelism_config_dp_{kind}_size": size for kind, size in sizes.items()
+                "parallelism_config_dp_replicate_size": parallelism.ranks // parallelism.group,
+                "parallelism_config_dp_shard_size": parallelism.group,
             }
         return found
     if not parallelism.zero_stage:

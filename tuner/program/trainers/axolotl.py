@@ -6,29 +6,16 @@ Read from 0.19: utils/schemas/, utils/config/__init__.py (`resolve_dtype`), load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tuner.core.records import KnobValue
 from tuner.core.setup.common import QUANTIZED
+from tuner.program import reading
 from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining
-from tuner.program.reading import (
-    NOT_COMPARED,
-    adapters,
-    attention,
-    checkpointing,
-    compiled,
-    listed,
-    note_effects,
-    only_run,
-    optimizer,
-    packed_rows,
-    preference,
-    read,
-)
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import sharding
-from tuner.program.writing import Settings, SettingsReader, train_as_transformers
+from tuner.program.writing import Settings, SettingsReader
 
 _VERSIONS = {"axolotl": "0.19", "transformers": "5.16", "peft": "0.20"}
 
@@ -48,46 +35,53 @@ _ROWS = {
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    note_effects(file, "Axolotl")
+    reading.note_effects(file, "Axolotl")
     plugins = _plugins(file)
-    weights = _dtype(file)
+    weights = "fp32"
+    if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
+        weights = "bf16"
+    elif file.take("fp16") or file.take("load_in_8bit"):
+        weights = "fp16"
     preferred = file.take("rl")
     sharded = _sharding(file)
     knobs: dict[str, Any] = {
-        **read(file, _ROWS),
+        **reading.read(file, _ROWS),
         # `normalize_config` says so for all but preference training.
-        **checkpointing(file, default=False, reentrant=preferred is None),
+        **reading.checkpointing(file, default=False, reentrant=preferred is None),
         "optimizer": _optimizer(file, is_sharded="distributed" in sharded),
         "precision": weights,
         "mixed_precision": weights if weights != "fp32" else "no",
         "attention": _attention(file),
         "training_loop": "trainer",
-        **compiled(file),
+        **reading.compiled(file),
         **_loss(file, plugins),
         # peft's preparation widens to fp32, and Axolotl narrows it again.
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
+    # `should_convert` of `ModelLoader`, of embeddings and norms
+    keeps_fp32 = knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked"
     adapter = file.take("adapter")
     if adapter in ("lora", "qlora"):
         linear = bool(file.take("lora_target_linear", False, quietly=True))
-        knobs |= adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
-        knobs |= _quantized(file, weights)
+        knobs |= reading.adapters(file, TABLES["lora_names"]["Axolotl"], every_linear=linear)
+        if file.take("load_in_8bit"):
+            knobs |= {"precision": "int8", "compute_dtype": weights}
+        elif file.take("load_in_4bit"):
+            knobs |= {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
         _fused_kernels(file)
     elif adapter is not None:
-        only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
-    elif weights != "fp32" and not sharded and _is_widened(knobs):
-        file.adds(
-            "attn_implementation",
-            "widening of embeddings and norms to fp32, which flash_attention_2 turns off,",
-        )
+        reading.only_run(file, "adapter", f"{adapter} (modelled: lora, qlora)")
+    elif weights != "fp32" and not sharded and keeps_fp32:
+        text = "widening of embeddings and norms to fp32, which flash_attention_2 turns off,"
+        file.adds("attn_implementation", text)
     knobs |= sharded
-    notes = [] if knobs["precision"] in QUANTIZED else [NOT_COMPARED]
+    notes = [] if knobs["precision"] in QUANTIZED else [reading.NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
         if file.take("attn_implementation") == "sdpa" or file.take("sdp_attention"):
             # `sdpa_varlen`: samples side by side, without a mask.
             knobs["attention"] = "flash_attention_2"
-        notes += packed_rows(knobs)
+        notes += reading.packed_rows(knobs)
     sequences = _several_sequences(file, knobs, notes)
     if file.take("processor_type"):
         file.adds("processor_type", "the memory of images that it may be trained with", "images")
@@ -98,7 +92,7 @@ def _plan(training: ProgramTraining) -> Planned:
 
 def _plugins(file: Arguments) -> list[str]:
     """The classes of the plugins; those that change what is predicted are refused."""
-    names = [path.rpartition(".")[2] for path in listed(file, "plugins")]
+    names = [path.rpartition(".")[2] for path in reading.listed(file, "plugins")]
     for name in names:
         if name not in TABLES["plugins"]:
             file.refuse("plugins", f"has {name}, which is not predicted: {EMULATE}")
@@ -119,11 +113,6 @@ def _loss(file: Arguments, plugins: Sequence[str]) -> dict[str, Any]:
     return {"loss": "transformers", "fused_loss": bool(file.take("liger_cross_entropy"))}
 
 
-def _is_widened(knobs: Mapping[str, Any]) -> bool:
-    """True where embeddings and norms stay in fp32: `should_convert` of `ModelLoader`."""
-    return bool(knobs["attention"] != "flash_attention_2" and knobs["loss"] != "chunked")
-
-
 def _optimizer(file: Arguments, *, is_sharded: bool) -> str:
     chosen = str(file.take("optimizer", "adamw_torch_fused"))
     if chosen in _SMALLER:
@@ -131,7 +120,7 @@ def _optimizer(file: Arguments, *, is_sharded: bool) -> str:
         held = "adamw_torch_fused" if is_sharded else _SMALLER[chosen]
         file.bound("optimizer", f"{chosen} in place of {held}")
         return held
-    return optimizer(file, "optimizer", "adamw_torch_fused")
+    return reading.optimizer(file, "optimizer", "adamw_torch_fused")
 
 
 def _sharding(file: Arguments) -> dict[str, KnobValue]:
@@ -139,7 +128,7 @@ def _sharding(file: Arguments) -> dict[str, KnobValue]:
     config, prefix = "fsdp_config", "fsdp_"
     named = {name: a.value for name, a in file.values.items() if name.startswith(f"{config}.")}
     file.taken |= {config, "fsdp", f"{prefix}version"}
-    if not named and not listed(file, "fsdp"):
+    if not named and not reading.listed(file, "fsdp"):
         return {}
     settings = {n.removeprefix(f"{config}.").removeprefix(prefix): v for n, v in named.items()}
     if str(file.take(f"{prefix}version") or settings.pop("version", 1)) != "2":
@@ -159,19 +148,13 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
     kind = file.take("rl")
     if kind in ("dpo", "ipo", "kto"):
         knobs["reference_model"] = not knobs["lora_rank"] or bool(file.take("rl_adapter_ref_model"))
-        return preference(knobs, notes, 1 if kind == "kto" else 2)
+        return reading.preference(knobs, notes, 1 if kind == "kto" else 2)
     if kind not in (None, "orpo"):
-        only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
+        reading.only_run(file, "rl", f"{kind} (modelled: dpo, ipo, kto, orpo)")
     is_reward = bool(file.take("reward_model"))
     if is_reward:
         knobs |= {"num_labels": 1, "loss": "transformers", "fused_loss": False}
-    return preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
-
-
-def _dtype(file: Arguments) -> str:
-    if file.take("bf16", "auto", quietly=True) in (True, "auto", "true", "full"):
-        return "bf16"
-    return "fp16" if file.take("fp16") or file.take("load_in_8bit") else "fp32"
+    return reading.preference(knobs, notes, refers=False) if is_reward or kind == "orpo" else 1
 
 
 def _attention(file: Arguments) -> str:
@@ -183,15 +166,7 @@ def _attention(file: Arguments) -> str:
         if file.take(name):
             file.found.left_out.append(f"{file.where(name)}, as flash_attention_2")
             return "flash_attention_2"
-    return attention(file, "attn_implementation")
-
-
-def _quantized(file: Arguments, weights: str) -> dict[str, Any]:
-    if file.take("load_in_8bit"):
-        return {"precision": "int8", "compute_dtype": weights}
-    if file.take("load_in_4bit"):
-        return {"precision": "nf4", "compute_dtype": weights, "double_quant": True}
-    return {}
+    return reading.attention(file, "attn_implementation")
 
 
 def _fused_kernels(file: Arguments) -> None:
@@ -207,7 +182,7 @@ def _fused_kernels(file: Arguments) -> None:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    train_as_transformers(chosen)
+    chosen.train_as_transformers()
     chosen.leave_preparation()
     if not chosen.has_adapters and chosen.dtype != "float32":
         chosen.leave("precision", "the tool widens embeddings and norms to fp32 to train them")

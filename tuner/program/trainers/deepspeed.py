@@ -18,13 +18,7 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET_ELEMENTS,
     ZERO_STAGES,
 )
-from tuner.program.arguments import (
-    EMULATE,
-    TABLES,
-    WITHOUT_MEMORY,
-    options_of,
-    values_of_files,
-)
+from tuner.program.arguments import EMULATE, TABLES, WITHOUT_MEMORY, options_of, values_of_files
 from tuner.program.edit.source import opened
 from tuner.program.trainer import Format, Launch, Trainer
 from tuner.program.writing import Settings, SettingsReader

@@ -11,29 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.program import reading
 from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, Undecided
 from tuner.program.program import Program
-from tuner.program.reading import (
-    NOT_COMPARED,
-    STORED,
-    adapters,
-    note_effects,
-    number,
-    only_run,
-    packed_rows,
-    preference,
-    trainer_arguments,
-    with_liger,
-)
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import (
-    DTYPE_OF_MIXED,
-    MACHINE,
-    TRAINING,
-    Settings,
-    SettingsReader,
-    train_as_transformers,
-)
+from tuner.program.writing import DTYPE_OF_MIXED, MACHINE, TRAINING, Settings, SettingsReader
 
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 
@@ -51,34 +33,36 @@ _ALLOWED = {
 
 def _plan(training: ProgramTraining) -> Planned:
     file = training["arguments"]
-    note_effects(file, "LLaMA-Factory")
+    reading.note_effects(file, "LLaMA-Factory")
     for name, allowed in _ALLOWED.items():
         value = file.take(name, allowed[0])
         if value not in allowed:
-            only_run(file, name, f"{value} (modelled: {', '.join(allowed)})")
+            reading.only_run(file, name, f"{value} (modelled: {', '.join(allowed)})")
     stage = file.take("stage", quietly=True)
     has_logits = stage not in (None, "pt", "sft")
-    knobs: dict[str, Any] = trainer_arguments(file, checkpoints=False, precision="no")
+    knobs: dict[str, Any] = reading.trainer_arguments(file, checkpoints=False, precision="no")
     knobs["gradient_checkpointing"] = not file.take("disable_gradient_checkpointing", False)
     knobs["use_reentrant"] = bool(file.take("use_reentrant_gc", True))
     pure = bool(file.take("pure_bf16", False, quietly=True))
     computed = "bf16" if pure else str(knobs["mixed_precision"])
-    computed = STORED if computed == "no" else computed  # by its quantised layers
+    computed = reading.STORED if computed == "no" else computed  # by its quantised layers
     kind = file.take("finetuning_type", "lora", quietly=True)
     is_full = kind != "lora"
     if kind == "freeze":
         file.bound("finetuning_type", "training of some layers only")
+    if (attention := str(file.take("flash_attn", "auto"))) not in _ATTENTION:
+        file.refuse("flash_attn", f"is {attention}; predicted: {', '.join(_ATTENTION)}")
     knobs |= {
         # It loads in the dtype of the checkpoint. What is trained is widened to fp32; adapters are
         # anyway.
-        "precision": "fp32" if is_full and not pure else STORED,
-        "attention": _attention(file),
-        "max_length": number(file, "cutoff_len", 2048),
+        "precision": "fp32" if is_full and not pure else reading.STORED,
+        "attention": _ATTENTION.get(attention, "sdpa"),
+        "max_length": reading.number(file, "cutoff_len", 2048),
         "loss": "transformers",
         "kbit_preparation": "none",
         "lora_rank": 0,
     }
-    liger = with_liger(file, "enable_liger_kernel")
+    liger = reading.with_liger(file, "enable_liger_kernel")
     if liger and has_logits:  # of which it computes the loss by another kernel then
         file.bound("enable_liger_kernel", "Liger's kernels beside a metric")
     elif liger:
@@ -86,9 +70,9 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
-    notes = packed_rows(knobs) if file.take("neat_packing") else []
+    notes = reading.packed_rows(knobs) if file.take("neat_packing") else []
     if not is_full:
-        knobs |= adapters(
+        knobs |= reading.adapters(
             file, TABLES["lora_names"]["LLaMA-Factory"], every_linear="lora_target" not in file
         )
     knobs |= _quantized(file, computed)
@@ -98,7 +82,7 @@ def _plan(training: ProgramTraining) -> Planned:
     planned = Planned(model, knobs, sequences, notes=notes, packs_codes=True)
     planned.of_images = functools.partial(_of_images, file, planned)
     if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):
-        notes.append(NOT_COMPARED)
+        notes.append(reading.NOT_COMPARED)
     return planned
 
 
@@ -144,14 +128,7 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
         file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
     if stage not in ("rm", "dpo", "kto"):
         return 1
-    return preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
-
-
-def _attention(file: Arguments) -> str:
-    chosen = str(file.take("flash_attn", "auto"))
-    if chosen not in _ATTENTION:
-        file.refuse("flash_attn", f"is {chosen}; predicted: {', '.join(_ATTENTION)}")
-    return _ATTENTION.get(chosen, "sdpa")
+    return reading.preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
 
 
 def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
@@ -173,7 +150,7 @@ def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    train_as_transformers(chosen)
+    chosen.train_as_transformers()
     chosen.leave_preparation()
     chosen.implies("padding", "none")
     precision, is_full = chosen.text("precision"), not chosen.has_adapters

@@ -10,20 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.arguments import ProgramTraining
-from tuner.program.reading import (
-    adapters_by_calls,
-    length_of_rows,
-    note_effects,
-    training_by_calls,
-)
+from tuner.program.reading import adapters_by_calls, length_of_rows, note_effects, training_by_calls
 from tuner.program.trainer import Format, Planned, Reading, Trainer
-from tuner.program.writing import (
-    MACHINE,
-    TRAINING,
-    Settings,
-    SettingsReader,
-    train_as_transformers,
-)
+from tuner.program.writing import MACHINE, TRAINING, Settings, SettingsReader
 
 _VERSIONS = {"transformers": "5.23", "peft": "0.21"}
 
@@ -44,7 +33,7 @@ def _plan(training: ProgramTraining) -> Planned:
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    train_as_transformers(chosen)
+    chosen.train_as_transformers()
     training = chosen.under(TRAINING, MACHINE)
     preparation: Settings = {}
     if chosen.text("kbit_preparation") == "peft" and chosen.is_quantized:

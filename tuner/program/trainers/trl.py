@@ -6,36 +6,20 @@ base_config.py, utils.py (`create_model_from_path`, `add_fused_lm_head`) and scr
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
-from tuner.program.arguments import TABLES, Arguments, ProgramTraining
+from tuner.program import reading
+from tuner.program.arguments import TABLES, ProgramTraining
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings, tool_words
-from tuner.program.reading import (
-    PAIRS,
-    WITHOUT_KL,
-    adapters_by_calls,
-    length_of_rows,
-    note_effects,
-    number,
-    packed_rows,
-    training_by_calls,
-)
-from tuner.program.releases import default, known, library, meant, takes
+from tuner.program.releases import default, installed, known, library, meant, takes
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.trainers.accelerate import launch as accelerate_launch
-from tuner.program.writing import (
-    MACHINE,
-    TRAINING,
-    Settings,
-    SettingsReader,
-    train_as_transformers,
-)
+from tuner.program.writing import MACHINE, TRAINING, Settings, SettingsReader
 from tuner.space.models.catalogue import NF4, stored_format
 
 TRL_LAUNCHES = ("accelerate_config", "config_file", "num_processes", "num_machines")
@@ -58,13 +42,16 @@ def _plan(training: ProgramTraining) -> Planned:
         if kind not in losses:
             arguments.refuse("loss_type", f"is {kind}: expected one of {', '.join(losses)}")
     if name == "SFTTrainer":
-        planned.notes += _long_rows(arguments, knobs)
+        strategy = arguments.take("packing_strategy", "bfd", quietly=True)
+        is_packed = arguments.take("packing", False) and strategy != "wrapped"
+        if arguments.take("padding_free") or is_packed:  # one row of a batch, else full ones
+            planned.notes += reading.packed_rows(knobs)
         _as_release_does(training, knobs, kinds)
     elif name == "KTOTrainer":
         passes = (
             "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
         )
-        planned.notes += [WITHOUT_KL.format(passes)] if kinds == "kto" else []
+        planned.notes += [reading.WITHOUT_KL.format(passes)] if kinds == "kto" else []
     else:
         _compare(training, planned)
     if name in ("DPOTrainer", "KTOTrainer"):
@@ -92,9 +79,10 @@ def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: obj
 def _compare(training: ProgramTraining, planned: Planned) -> None:
     """Chosen and rejected answers in one pass, with all logits but for DPO; TPO has a gold one."""
     arguments, knobs, name = training["arguments"], planned.knobs, training.trainer
-    planned.sequences, planned.notes = 2, [PAIRS]
+    planned.sequences, planned.notes = 2, [reading.PAIRS]
     if name.endswith("DPOTrainer"):
-        planned.notes = [*(packed_rows(knobs) if arguments.take("padding_free") else []), PAIRS]
+        packed = reading.packed_rows(knobs) if arguments.take("padding_free") else []
+        planned.notes = [*packed, reading.PAIRS]
     else:
         knobs["loss"] = "transformers"
     if name == "TPOTrainer" and arguments.take("tpo_alpha", 1.0, quietly=True):
@@ -108,7 +96,7 @@ def _compare(training: ProgramTraining, planned: Planned) -> None:
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
     """Set the knobs of a reference, as TRL's DPOTrainer and KTOTrainer have one."""
     arguments = training["arguments"]
-    note_effects(arguments, "TRL's reference")
+    reading.note_effects(arguments, "TRL's reference")
     given = training["trainer"].take("ref_model") is not None or training.has("reference")
     training["reference"].leave_out(more=("",))
     if not arguments.take("precompute_ref_log_probs", False, quietly=True):
@@ -136,38 +124,31 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
     narrow = "bf16" in (known(config) or {}).get("contrary", ())
     checkpoints = default(config, "gradient_checkpointing") is True
     precision = "bf16" if narrow else "no"
-    model, knobs = training_by_calls(training, checkpoints=checkpoints, precision=precision)
-    knobs["loss"] = "chunked"
+    model, knobs = reading.training_by_calls(training, checkpoints=checkpoints, precision=precision)
+    knobs["loss"], length = "chunked", arguments.values.get("max_length")
     if arguments.take("dataset_kwargs.skip_prepare_dataset", False, quietly=True):
         arguments.taken.add("max_length")
-        knobs |= length_of_rows(training)
-    elif arguments.has_none("max_length"):
+        knobs |= reading.length_of_rows(training)
+    elif length is not None and length.value is None and length.problem is None:
         arguments.refuse(
             "max_length", "is None: the longest example decides; pass --set max_length"
         )
     else:
-        knobs["max_length"] = number(arguments, "max_length", 1024)
+        knobs["max_length"] = reading.number(arguments, "max_length", 1024)
     trainer = training["trainer"]
     if trainer.take("peft_config") is not None or training.has("lora"):
-        knobs |= adapters_by_calls(training)
+        knobs |= reading.adapters_by_calls(training)
     if knobs["precision"] in QUANTIZED or stored_format(model or "") == NF4:
         knobs["adapter_dtype"] = "bf16"
     trainer.leave_out("", "Trainer")
     return model, knobs
 
 
-def _long_rows(arguments: Arguments, knobs: dict[str, Any]) -> list[str]:
-    """Notes on packing that makes one row of a batch; other packing leaves rows of full length."""
-    strategy = arguments.take("packing_strategy", "bfd", quietly=True)
-    is_packed = arguments.take("packing", False) and strategy != "wrapped"
-    return packed_rows(knobs) if arguments.take("padding_free") or is_packed else []
-
-
 # -- writing ----------------------------------------------------------------------
 
 
 def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    train_as_transformers(chosen, loss="")
+    chosen.train_as_transformers(loss="")
     chosen.implies("padding", "none")
     why = "its nll loss (TRL 1.16) never has the whole logits: it uses less memory than predicted"
     chosen.implies("loss", "chunked", why)
@@ -201,14 +182,10 @@ def _launch(program: Program) -> Launch:
     options = {name: said[name].value for name in TRL_LAUNCHES if name in said}
     named = options.pop("accelerate_config", None)
     if named is not None:
-        shipped = _folder() / "accelerate_configs" / f"{named}.yaml"
-        options["config_file"] = str(shipped if shipped.is_file() else named)
+        folder, _ = installed("trl")
+        shipped = folder and folder / "accelerate_configs" / f"{named}.yaml"
+        options["config_file"] = str(shipped if shipped and shipped.is_file() else named)
     return accelerate_launch(program, options)
-
-
-def _folder() -> Path:
-    spec = importlib.util.find_spec("trl")
-    return Path(*(spec.submodule_search_locations or ())[:1] if spec else ())
 
 
 def _script(program: Program) -> Program:
@@ -219,8 +196,9 @@ def _script(program: Program) -> Program:
     place = tool_words(program) or slice(0, 0)
     before, rest = program.command[: place.start], program.command[place.stop :]
     name = program.command[place][-1].rpartition(".")[2]
-    path = _folder() / "scripts" / f"{name}.py"
-    source = opened(path)
+    folder, _ = installed("trl")
+    path = (folder or Path()) / "scripts" / f"{name}.py"
+    source = opened(path) if folder else None
     if source is None:
         raise UnavailableError(
             f"`trl {name}` runs a script of TRL's, which isn't installed here",

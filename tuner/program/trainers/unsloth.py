@@ -59,8 +59,10 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     loading, trainer, found = training["model"], training["trainer"], training.found
     usual = "bfloat16" if training.has_bf16 else "float16"
     dtype = loading.take("dtype", usual, quietly=True)
+    named = [{"0": loading.values[name]} for name in ("0", "model_name") if name in loading]
+    loaded = {"dtype": Argument(str(dtype), _WHERE), **(named[0] if named else {})}
     groups = {
-        "model": Arguments(loading.title, _loaded(loading, str(dtype)), found),
+        "model": Arguments(loading.title, loaded, found),
         "trainer": Arguments(trainer.title, {}, found),
     }
     bits = [word for word in ("load_in_8bit", "load_in_4bit", "load_in_16bit")
@@ -77,7 +79,7 @@ def _as_trl(training: ProgramTraining) -> ProgramTraining:
     lora = training["lora"]
     if training.has("lora") and not is_full:
         checkpoints = lora.take("use_gradient_checkpointing", "unsloth", quietly=True)
-        groups["lora"] = Arguments(lora.title, _adapted(lora, loading.title), found)
+        groups["lora"] = Arguments(lora.title, _adapted(lora), found)
         if checkpoints == "unsloth":
             lora.bound("use_gradient_checkpointing", "offloading of checkpoints to the host")
     arguments = training["arguments"]
@@ -110,14 +112,9 @@ _TRAINER = ("0", "1", "model", "args", "tokenizer", "ref_model", "peft_config")
 """Arguments of a trainer that are not moved to its configuration."""
 
 
-def _loaded(loading: Arguments, dtype: str) -> dict[str, Argument]:
-    named = [loading.values[name] for name in ("0", "model_name") if name in loading]
-    return {"dtype": Argument(dtype, _WHERE), **({"0": named[0]} if named else {})}
-
-
-def _adapted(lora: Arguments, loader: str) -> dict[str, Argument]:
+def _adapted(lora: Arguments) -> dict[str, Argument]:
     """The arguments of the LoraConfig that `get_peft_model` makes."""
-    values = {**_defaults(_LORA), **{n: a for n, a in lora.values.items() if n not in _OWN}}
+    values = {**_defaults(_LORA), **lora.values}
     values = {name: argument for name, argument in values.items() if name not in _ADAPTING}
     given = lora.take("target_modules", quietly=True)
     targets = (given,) if isinstance(given, str) else tuple(given or _TARGETS)
@@ -129,9 +126,6 @@ def _adapted(lora: Arguments, loader: str) -> dict[str, Argument]:
         values["modules_to_save"] = Argument((*saved, *whole), where)
     lora.leave_out(more=(*_ADAPTING, *_LORA, "use_rslora", "use_dora", "modules_to_save"))
     return values
-
-
-_OWN = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config")
 
 
 def _length(training: ProgramTraining) -> Argument | None:
