@@ -152,3 +152,28 @@ def test_a_loop_that_is_cut_goes_on_where_a_branch_waits(tmp_path: Path) -> None
     assert found == [99]
     unreached = horizon.result(3, 0, ())["unreached"]
     assert {int(one.rpartition(":")[2]) for one in unreached} == {6, 7, 8}
+
+
+def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "total = 0\n"
+        "for batch in range(1000):\n"
+        "    note()\n"
+        "    total += 1\n"
+        "    if total % 90 == 0: evaluate()\n"
+        "    if total == 40: print(total)\n"
+    )
+    horizon, waits = Horizon(), []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        waits.append([horizon.waits(steps) for steps in (50, 100)])
+        if len(waits) == 95:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note, "evaluate": lambda: bytearray(9)})
+    assert waits[0] == [False, True]
+    assert waits[60] == [True, True]
+    assert waits[-1] == [False, False]

@@ -45,6 +45,7 @@ def shortening(
         after_training=lambda: None,
         accumulation=lambda: accumulation,
         evaluates=lambda: evaluates,
+        waits=lambda: False,
         memory=MemoryWatch(3),
     )
 

@@ -82,7 +82,7 @@ class Arrived:
     @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
         """Read the settings of the trained model; the last one counts."""
-        self._of_model = settings_of_model(model)
+        self._of_model = settings_of_model(model) | _autocast()
         self.compares = self.compares or _normalises(model)
 
     @guarded("an input of the model")
@@ -122,6 +122,16 @@ class Arrived:
         losses = trainer.loss.values() if isinstance(trainer.loss, dict) else [trainer.loss]
         names = [type(getattr(one, "loss", one)).__name__ for one in losses]
         self.compares = ", ".join(name for name in names if name not in _EACH_ALONE)
+
+
+def _autocast() -> dict[str, str]:
+    """The precision of `torch.autocast`, if the training runs in it."""
+    import torch
+
+    if not torch.is_autocast_enabled():
+        return {}
+    dtype = torch.get_autocast_dtype("cuda")
+    return {"mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")}
 
 
 def _normalises(model: Any) -> str:

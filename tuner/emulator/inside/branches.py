@@ -382,6 +382,10 @@ class Source(Tree):
         here = [one for one in added if self._function_around(one) is test.function]
         return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
 
+    def is_counted(self, atom: ast.expr) -> bool:
+        """True for a counter that the program counts by itself."""
+        return bool(self._added.get(ast.unparse(atom)))
+
     def falls(self, atom: ast.expr) -> bool:
         """True for a counter that is counted down."""
         added = self._added.get(ast.unparse(atom), ())

@@ -374,6 +374,7 @@ class Follower:
             after_training=lambda: self._enter(END),
             accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
             evaluates=lambda: self._evaluates,
+            waits=lambda: self._horizon.waits(MOST_STEPS - self._done),
             memory=self._memory,
         )
 

@@ -133,6 +133,21 @@ class Horizon:
             self._ramps[source.name] = Ramps(source)
         return self._ramps[source.name]
 
+    @guarded("the branches that come")
+    def waits(self, steps: int) -> bool:
+        """True if the program's own counter comes to a branch that may allocate, in these steps."""
+        for source in filter(None, self._sources.values()):
+            for test in source.tests:
+                if not test.code or len(test.values) != 1 or test.function not in self._on_stack:
+                    continue
+                ((name, value),) = test.values.items()
+                sign = -1 if source.falls(test.atoms[name]) else 1
+                coming = (test.is_new(int(value) + sign * one) for one in range(1, steps + 1))
+                is_near = source.is_counted(test.atoms[name]) and any(coming)
+                if is_near and any(source.left_by(test, self._boundaries)):
+                    return True
+        return False
+
     def cut(
         self, frame: FrameType, left: range, done: int, epochs: int, ran: Iterable[Place]
     ) -> int | None:

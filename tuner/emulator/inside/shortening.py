@@ -64,7 +64,8 @@ class Shortening:
     trained has no more batches, and `before_training` when it is read again. `accumulation` is the
     number of micro-batches of a step, as far as it is known, and `evaluates` is true while the
     model is being evaluated. The `budget` bounds the rounds that are not shortened. While `memory`
-    grows, more of the first steps run; it is told of rounds that train, and of evaluated batches.
+    grows, or a branch `waits` for a step, more of the first steps run; `memory` is told of rounds
+    that train, and of evaluated batches.
     """
 
     def __init__(  # noqa: PLR0913 - what it asks of the follower
@@ -78,13 +79,14 @@ class Shortening:
         after_training: Callable[[], None],
         accumulation: Callable[[], int],
         evaluates: Callable[[], bool],
+        waits: Callable[[], bool | None],
         memory: MemoryWatch,
     ) -> None:
         self._steps, self._budget = steps, budget
         self._report, self._stop = report, stop
         self._before_training = before_training
         self._after_training, self._accumulation = after_training, accumulation
-        self._evaluates, self._memory = evaluates, memory
+        self._evaluates, self._waits, self._memory = evaluates, waits, memory
         self._done = 0
         self._backwards = 0
         self._ended_at = -2
@@ -190,10 +192,10 @@ class Shortening:
         is_over = self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps
         if is_over and loader in self._trained:
             rounds = self._rounds[loader] = self._rounds[loader] + 1
-            if loader in self._exhausted and rounds <= MOST_EMPTY_ROUNDS:
+            if rounds > MOST_EMPTY_ROUNDS:
+                self._stop()  # it asks until it has done its steps
+            if loader in self._exhausted and not loops().enclose(sys._getframe()):
                 return
-            if not loops().enclose(sys._getframe()):
-                self._stop()  # it asks for single batches, or until it has done its steps
         self._turn += 1
         turn = self._turn
         self._turns[turn] = self._backwards
@@ -243,6 +245,12 @@ class Shortening:
         rounds = self._rounds[loader] = self._rounds.get(loader, 0) + 1
         if has_done and rounds > FULL_ROUNDS:
             return
+        if trains:
+            for batch in batches[served:]:
+                if not self._waits():
+                    break
+                yield batch
+                served += 1
         numbers = self._deciding(loader, batches, is_whole, accumulation, trains) or ()
         due = list(self._at_their_places(numbers, served, accumulation, len(batches)))
         while due:
