@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tuner.emulator.inside.rounds import Rounds, followed
+from tuner.emulator.inside.rounds import MORE_ITEMS, Rounds, followed
 
 FEW = 3
 """Steps of a training that are enough."""
@@ -62,7 +62,7 @@ LOOPS = {
     "for i in range(4):\n    seen.append(i)\n    step()": [0, 1, 2, 3],
     "for i in range(1000):\n    seen.append(i)": list(range(1000)),
     "for i in [7] * 16:\n    seen.append(i)\n    step()": [7] * 16,
-    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * 3,
+    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS),
     "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
     "for i in range(9):\n    seen.append(i)\n    step()\nelse:\n    seen.append('end')": [
         *(0, 1, 2, 8),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import math
 import os
 import re
 import sys
@@ -34,8 +33,8 @@ _MOST_CALLS = 4
 MOST_VISITS = 16
 """Numbers of a range between the first steps and the last one at which a loop goes on."""
 
-MOST_ITEMS = 16
-"""Items of a list, such as the settings of a sweep, that all have their turn."""
+MORE_ITEMS = 16
+"""Items that follow where a loop is over no range: all settings of a sweep have their turn."""
 
 
 class Training(Protocol):
@@ -117,7 +116,7 @@ class _Loop:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
         self._values = of if isinstance(of, range) else None
-        self._left = len(of) if isinstance(of, list | tuple) else math.inf
+        self._more = 0 if self._values is not None else MORE_ITEMS
         self._following: Iterator[Any] = iter(iterable)
         self._at = -1
         self._visits = 0
@@ -134,10 +133,10 @@ class _Loop:
             self._rounds.runs(self._frame, 1)
         trained = self._before is not None and done > self._before
         self._before = done
-        is_spent = bool(self._visits) or (trained and self._training.is_spent)
-        if is_spent and self._left > MOST_ITEMS:
-            return self._next_of_few(frame)
-        self._left -= 1
+        if self._visits or (trained and self._training.is_spent):
+            self._more -= 1
+            if self._more < 0:
+                return self._next_of_few(frame)
         self._at += 1
         try:
             return next(self._following)

@@ -3,8 +3,8 @@
 The program itself then reaches its evaluation, its saving and its end. A loader draws the whole
 epoch from its real sampler, and reads how long the rows are. It serves the first batches, until
 the training has taken enough steps, and then all others, if the `Budget` affords it. If not, it
-serves the largest batches, those with the longest rows, and the last one. A program without a data
-loader is not shortened.
+serves the largest batches, those with the longest rows, and the last one. Loops of the program
+without a loader are shortened by rounds.py.
 """
 
 from __future__ import annotations
@@ -245,12 +245,7 @@ class Shortening:
         rounds = self._rounds[loader] = self._rounds.get(loader, 0) + 1
         if has_done and rounds > FULL_ROUNDS:
             return
-        if trains:
-            for batch in batches[served:]:
-                if not self._waits():
-                    break
-                yield batch
-                served += 1
+        served += yield from self._until_branches(batches[served:] if trains else [])
         numbers = self._deciding(loader, batches, is_whole, accumulation, trains) or ()
         due = list(self._at_their_places(numbers, served, accumulation, len(batches)))
         while due:
@@ -270,6 +265,16 @@ class Shortening:
             yield from batches
         finally:
             self.is_granted = False
+
+    def _until_branches(self, batches: list[Any]) -> Generator[Any, None, int]:
+        """The batches while a branch waits for a step; their number."""
+        served = 0
+        for batch in batches:
+            if not self._waits():
+                break
+            yield batch
+            served += 1
+        return served
 
     def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
         """More batches of a stream, if the budget affords many of them."""
