@@ -68,6 +68,8 @@ def test_names_that_belong_together(given, meant):
         ),
         ({"gradient_checkponting": True}, "did you mean 'gradient_checkpointing'?"),
         ({"use_galore": True}, "use_galore=true is not modelled"),
+        ({"plugins": True}, "plugins=true is not modelled"),
+        ({"pretrained_model_name_or_path": True}, "or_path=true is not modelled"),
         ({"lora_r": "x", "use_galore": True}, "2 settings are wrong"),
     ],
 )

@@ -332,6 +332,9 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
         source, prefix = arguments, "model_init_kwargs."
         arguments.taken.add("model_init_kwargs")
         name = training.model_by_name
+    if name is not None and not isinstance(name, str):
+        source.refuse("0", f"is {name!r}, which is no model's name")
+        name = None
     knobs: dict[str, Any] = {
         "precision": dtype(source, (f"{prefix}dtype", f"{prefix}torch_dtype"), default)
     }
@@ -498,6 +501,9 @@ def listed(arguments: Arguments, name: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, list | tuple | set | frozenset | dict):
+        arguments.refuse(name, f"is {value!r}, which is no list of names")
+        return ()
     return tuple(map(str, value))
 
 

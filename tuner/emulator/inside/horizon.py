@@ -1,8 +1,9 @@
 """Finds code of the training that a run did not reach: branches on a counter that never were true.
 
-A program whose loops and loaders are shortened ran some of its steps. Its own files are parsed. A branch in its training loop whose test depends on a counter, such as `step == 500` or
-`epoch > 25`, is evaluated with the values that the counter had. If it was not taken within these,
-may be later, and may allocate on the device, it is told. So are sizes that grow (ramps.py).
+A program whose loops and loaders are shortened ran some of its steps. Its own files are parsed. A
+branch in its training loop whose test depends on a counter, such as `step == 500` or `epoch > 25`,
+is evaluated with the values that the counter had. If it was not taken within these, may be later,
+and may allocate on the device, it is told. So are sizes that grow (ramps.py).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import os
 import re
 import sys
@@ -270,8 +271,10 @@ def follow_loops(package_of: Callable[[str], str | None]) -> None:
     def source_to_code(loader: Any, data: Any, path: Any, **how: Any) -> Any:
         if package_of(str(path)) is not None:
             return compiled(loader, data, path, **how)
-        tree = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-        return compiled(loader, followed(tree, Path(path).parent), path, **how)  # type: ignore[arg-type]
+        tree: Any = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        with contextlib.suppress(RecursionError):  # then its loops are as they are
+            data = followed(tree, Path(path).parent)
+        return compiled(loader, data, path, **how)
 
     SourceFileLoader.get_code = code  # type: ignore[method-assign,assignment]
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
