@@ -245,6 +245,32 @@ copies = [one.detach().repeat(8, 1) for one in model.parameters() if one.dim() >
     assert phases["end"] - phases["steps"] > 5 * 4096 * 4096 * 4
 
 
+def test_a_loop_of_ones_own_ends_where_branches_wait_and_the_program_goes_on(
+    tmp_path: Path,
+) -> None:
+    program = """\
+import sys, torch
+deep = torch.nn.Sequential(*[torch.nn.Linear(8, 8)] * 200).cuda()
+optimizer = torch.optim.SGD(deep.parameters())
+def train(steps):
+    for step in range(steps):
+        rows = torch.ones(8 if step != 500 else 100_000_000, 8, device="cuda")
+        deep[0](rows).sum().backward()
+        deep(rows[:1]).sum().backward()
+        optimizer.step()
+train(9000)
+kept = torch.zeros(2_000_000_000, device="cuda")
+print("ran", __name__, __spec__, sys.argv[1:], __file__ == sys.argv[0])
+"""
+    found, output = ran(tmp_path, program)
+    assert "ran __main__ None [] True" in output
+    assert (found.ended, found.fits, found.unreached) == (Ended.END, True, ())
+    assert found.steps < 100
+    phases = allocated(found)
+    assert phases["largest batch"] > 2 * 100_000_000 * 8 * 4 > 7 * phases["steps"]
+    assert phases["end"] > 2_000_000_000 * 4
+
+
 @pytest.mark.proof
 def test_outputs_that_an_evaluation_keeps_are_found(tmp_path: Path) -> None:
     found, output = ran(tmp_path, LOOP, KEEP=1, memory_bytes=GIB)
