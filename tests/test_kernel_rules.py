@@ -63,6 +63,18 @@ def test_products_that_reach_the_device_whole(left, right, shape):
     assert described(aten.matmul.default, meta(*left), meta(*right), out=out).shape == shape
 
 
+def test_each_weight_of_recurrent_layers_meets_the_rows_of_all_steps():
+    rows, state = meta(S, B, D), meta(1, B, D)
+    weights = [meta(4 * D, D), meta(4 * D, D), meta(4 * D), meta(4 * D)]
+    flops = 2 * S * B * 2 * 4 * D * D
+    given = (rows, weights, 4, None, state, state)
+    rest = (2, D, 0, 1, False, 0.0, True, False, [], None)
+    work = described(aten._cudnn_rnn.default, *given, *rest)
+    assert (work.kind, work.flops, work.shape) == ("matmul", flops, (S, B, 4 * D, D))
+    back = (rows, weights, 4, meta(1), state, state, rows, rows, None, None, *rest, meta(1), [True])
+    assert described(aten._cudnn_rnn_backward.default, *back).flops == 2 * flops
+
+
 def test_attention_of_cudnn_is_that_of_flash():
     q = meta(B, H, S, D)
     flash = described(aten._scaled_dot_product_flash_attention.default, q, q, q, 0.0, True)

@@ -318,12 +318,16 @@ class Emulation:
 
     @property
     def run_time(self) -> RunTime | None:
-        """The time of the training; None if its data or the time of a step is not known.
+        """The time of the training; None if its steps or the time of a step is not known.
 
         All of a step but its launches takes as long as its rows are, padding included, and an
-        evaluation the time of as long forward passes.
+        evaluation the time of as long forward passes. A loop without a data loader tells its steps.
         """
         time, data = self.time, self.training_data
+        if time is not None and data is None and self.all_steps:
+            steps, (least_s, most_s) = self.all_steps, time.interval_s
+            ends_s = (steps * least_s, steps * most_s)
+            return RunTime(steps, 0, is_whole=True, seconds=steps * time.step_s, interval_s=ends_s)
         if time is None or data is None or not data.steps:
             return None
         launch_s = time.breakdown_s.get("launch", 0.0)

@@ -59,6 +59,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
     gpu_memory: int | str | None = None,
+    price: float | None = None,
 ) -> Check:
     """Check whether a program fits on a GPU, and suggest a change: `tuner check`.
 
@@ -70,7 +71,8 @@ def check(  # noqa: PLR0913 - one argument for each option
     `program` is a script, or a list of words that start it. The arguments are the options of the
     command; `changes=False` only checks the program as it is. No file is written before `apply`.
     """
-    device = get_gpu(gpu, memory_bytes=as_bytes(gpu_memory, "gpu_memory"))
+    memory_bytes = as_bytes(gpu_memory, "gpu_memory")
+    device = get_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)
     options = programs.ProgramOptions(
         gpus=gpus,
         margin=as_share(margin, "margin"),

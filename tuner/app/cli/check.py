@@ -85,6 +85,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     program: tuple[str, ...],
     gpu_name: str | None,
     gpu_memory: int | None,
+    price: float | None,
     largest_of: str | None,
     write: bool,
     quiet: bool,
@@ -119,6 +120,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         from tuner.app.everywhere import program_everywhere, show_everywhere
 
         require_gpu("--gpu-memory", gpu_memory)
+        require_gpu("--price", price)
         require_gpu("--largest", largest_of)
         require_gpu("--host-memory", how["host_memory_bytes"])
         require_gpu("--apply", write or None)
@@ -126,7 +128,7 @@ def command(  # noqa: PLR0913 - one argument for each option
             waiting("predicting the program for every GPU type")
             found = program_everywhere(program, ProgramOptions(**how))
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
-    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
     options = ProgramOptions(**how)
     if largest_of is not None:
         if not options.predict:

@@ -312,10 +312,12 @@ def input_bound_text(found: Emulation) -> str:
 
 
 def not_run_text(found: Emulation) -> str:
-    """The phases that did not come."""
+    """The phases that did not come; of a run that ended, those of a training that goes on."""
     if not (found.whole and found.steps):
         return ""
-    left = [phase for phase in found.not_run if found.ended is not Ended.OOM or phase == "resume"]
+    left = found.not_run
+    if found.ended in (Ended.OOM, Ended.END):
+        left = () if "save" in left else tuple(phase for phase in left if phase == "resume")
     return f"not run: {', '.join(left)}" if left else ""
 
 

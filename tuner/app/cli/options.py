@@ -191,8 +191,9 @@ gpu_options = together(_gpu_and_memory(_TARGET), price_option)
 any_gpu_options = together(_gpu_and_memory(f"{_TARGET} {_ALL_GPUS}", required=False), price_option)
 """The same options, and all GPU types without them."""
 
-any_emulated_gpu_options = _gpu_and_memory(
-    f"GPU type (`tuner gpus` lists them). {_ALL_GPUS}", required=False
+any_emulated_gpu_options = together(
+    _gpu_and_memory(f"GPU type (`tuner gpus` lists them). {_ALL_GPUS}", required=False),
+    price_option,
 )
 
 

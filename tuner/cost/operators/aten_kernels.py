@@ -271,6 +271,20 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     return LeafKernel("matmul", flops=2 * batch * m * n * k, shape=(batch, m, n, k))
 
 
+def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    """cuDNN's recurrent layers: each weight meets the rows of every step, one step after another.
+
+    A backward pass has two products for each. Waits between the steps are not in it.
+    """
+    rows, weights, state = args[0], args[1], args[4]
+    count = rows.numel() // rows.shape[-1]
+    products = 2 if "backward" in func._schema.name else 1
+    flops = products * 2 * count * sum(one.numel() for one in weights if one.dim() == 2)
+    batch, hidden = state.shape[-2:]
+    steps = max(1, count // batch)
+    return LeafKernel("matmul", flops=flops, shape=(steps, batch, weights[0].shape[0], hidden))
+
+
 def _overloads(names: tuple[str, ...], rule: LeafRule) -> dict[Any, LeafRule]:
     """The rule for every overload of these operators that this version of PyTorch has."""
     packets = [getattr(_aten, name, None) for name in names]
@@ -286,4 +300,5 @@ ATEN_LEAVES: dict[Any, LeafRule] = {
     **_overloads(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped_mm),
     **_overloads(("linear",), _linear),
     **_overloads(("matmul",), _matmul),
+    **_overloads(("_cudnn_rnn", "_cudnn_rnn_backward"), _recurrent),
 }
