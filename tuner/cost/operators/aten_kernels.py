@@ -272,7 +272,7 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
 
 
 def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
-    """cuDNN's recurrent layers: each weight meets the rows of every step, one step after another.
+    """Recurrent layers of cuDNN: each weight meets the rows of all steps, one step after another.
 
     A backward pass has two products for each. Waits between the steps are not in it.
     """
