@@ -177,3 +177,35 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
     assert waits[0] == [False, True]
     assert waits[60] == [True, True]
     assert waits[-1] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("below", "is_left"),
+    [
+        ("size(losses)", True),
+        ("rows = [size(losses[:-1])]", True),
+        ("print(sum(losses) / len(losses))", False),
+        ("tensor(losses).mean()", False),
+        ("size(others)", False),
+    ],
+)
+def test_what_is_as_long_as_a_loop_that_was_cut_is_told(
+    below: str, is_left: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    text = "losses, others = [], []\nfor _ in range(1000):\n    note()\n    losses.append(0.0)\n"
+    path.write_text(f"{text}{below}\n")
+    horizon = Horizon()
+
+    def note() -> None:
+        frame = sys._getframe(1)
+        horizon.note_step(frame)
+        head = SimpleNamespace(f_code=frame.f_code, f_lineno=2, f_back=None)
+        head.f_globals, head.f_locals = frame.f_globals, {}
+        horizon.cut(head, range(1, 1000), 1, 0, ())  # type: ignore[arg-type]
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note})
+    unreached = horizon.result(1, 0, ())["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left

@@ -39,6 +39,7 @@ _SAFE = (
 )
 SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
 _ADDS = ("append", "extend", "appendleft")
+_SUMMARIES = ("item", "max", "mean", "min", "std", "sum", "tolist")
 _MOST_PASSED = 3
 """Functions through which a counter is followed."""
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
@@ -179,6 +180,23 @@ class Source(Tree):
             if one.lineno <= line < max(one.body[0].lineno, one.lineno + 1):
                 return one
         return None
+
+    def uses_of_lists(self, function: ast.AST, loop: Any) -> Iterator[int]:
+        """The lines below a loop with calls that may allocate as much as its lists have items."""
+        calls = (one for one in ast.walk(loop) if isinstance(one, ast.Call))
+        adds = (one.func for one in calls if last_name(one.func) in _ADDS)
+        lists = {ast.unparse(one.value) for one in adds if isinstance(one, ast.Attribute)}
+        for one in self.parts(function) if lists else ():
+            if not isinstance(one, ast.Call) or one.lineno <= loop.end_lineno:
+                continue
+            around = self._parents[one]
+            is_small = isinstance(around, ast.Attribute) and around.attr in _SUMMARIES
+            given = (part for each in one.args for part in ast.walk(each))
+            named = (part for part in given if isinstance(part, ast.Name | ast.Attribute))
+            if is_small or self._is_harmless(one, {}, set()):
+                continue
+            if any(ast.unparse(part) in lists for part in named):
+                yield one.lineno
 
     def counts(self, loop: Any, test: Test) -> bool:
         """True if a loop counts the one counter of a test in it."""

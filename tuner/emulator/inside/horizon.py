@@ -53,7 +53,7 @@ class Horizon:
         self._cut: list[Place] = []
         """The loops that left out rounds."""
         self._left: list[Place] = []
-        """Those of them whose rounds are trainings."""
+        """Those of them whose rounds are trainings, and lines below that use their lists."""
 
     # -- while it runs --------------------------------------------------------------------------
 
@@ -163,6 +163,8 @@ class Horizon:
         if loop is None:
             return None
         place = source.name, loop.lineno
+        if place not in self._cut:
+            self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
         self._cut.append(place)
         if source.has_any(loop, self.trainings):
             if left:
