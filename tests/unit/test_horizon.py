@@ -182,8 +182,10 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "is_left"),
     [
-        ("size(losses)", True),
-        ("rows = [size(losses[:-1])]", True),
+        ("size(losses, device='cuda')", True),
+        ("rows = [size(losses[:-1]).cuda()]", True),
+        ("size(losses)", False),
+        ("size(outputs)", True),
         ("print(sum(losses) / len(losses))", False),
         ("tensor(losses).mean()", False),
         ("size(others)", False),
@@ -193,7 +195,10 @@ def test_what_is_as_long_as_a_loop_that_was_cut_is_told(
     below: str, is_left: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "train.py"
-    text = "losses, others = [], []\nfor _ in range(1000):\n    note()\n    losses.append(0.0)\n"
+    text = (
+        "losses, outputs, others = [], [], []\nfor _ in range(1000):\n    note()\n"
+        "    losses.append(loss.item()); outputs.append(loss.detach())\n"
+    )
     path.write_text(f"{text}{below}\n")
     horizon = Horizon()
 

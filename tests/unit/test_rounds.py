@@ -62,7 +62,14 @@ LOOPS = {
     "for i in range(4):\n    seen.append(i)\n    step()": [0, 1, 2, 3],
     "for i in range(1000):\n    seen.append(i)": list(range(1000)),
     "for i in [7] * 16:\n    seen.append(i)\n    step()": [7] * 16,
-    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS),
+    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS + 1),
+    "for i, n in enumerate([7] * 50 + [9, 8]):\n    seen.append(n)\n    step()": [
+        *([7] * (3 + MORE_ITEMS)),
+        *(9, 8),
+    ],
+    "for i in ([n] for n in range(99)):\n    seen.append(i[0])\n    step()": [
+        *range(3 + MORE_ITEMS)
+    ],
     "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
     "for i in range(9):\n    seen.append(i)\n    step()\nelse:\n    seen.append('end')": [
         *(0, 1, 2, 8),

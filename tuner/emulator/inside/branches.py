@@ -40,6 +40,7 @@ _SAFE = (
 SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
 _ADDS = ("append", "extend", "appendleft")
 _SUMMARIES = ("item", "max", "mean", "min", "std", "sum", "tolist")
+_TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
 _MOST_PASSED = 3
 """Functions through which a counter is followed."""
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
@@ -184,18 +185,21 @@ class Source(Tree):
     def uses_of_lists(self, function: ast.AST, loop: Any) -> Iterator[int]:
         """The lines below a loop with calls that may allocate as much as its lists have items."""
         calls = (one for one in ast.walk(loop) if isinstance(one, ast.Call))
-        adds = (one.func for one in calls if last_name(one.func) in _ADDS)
-        lists = {ast.unparse(one.value) for one in adds if isinstance(one, ast.Attribute)}
-        for one in self.parts(function) if lists else ():
-            if not isinstance(one, ast.Call) or one.lineno <= loop.end_lineno:
+        adds = [one for one in calls if last_name(one.func) in _ADDS and one.args]
+        lists: dict[str, bool] = defaultdict(bool)
+        for one in adds:
+            lists[ast.unparse(getattr(one.func, "value", one))] |= not _is_of_host(one.args[0])
+        parts = self.parts(function) if lists else ()
+        for one in (part for part in parts if isinstance(part, ast.Call)):
+            if one.lineno <= loop.end_lineno:
                 continue
-            around = self._parents[one]
-            is_small = isinstance(around, ast.Attribute) and around.attr in _SUMMARIES
+            after = getattr(self._parents[one], "attr", "")
+            if after in _SUMMARIES or self._is_harmless(one, {}, set()):
+                continue
+            is_moved = after in ("cuda", "to") or any(key.arg == "device" for key in one.keywords)
             given = (part for each in one.args for part in ast.walk(each))
-            named = (part for part in given if isinstance(part, ast.Name | ast.Attribute))
-            if is_small or self._is_harmless(one, {}, set()):
-                continue
-            if any(ast.unparse(part) in lists for part in named):
+            names = {ast.unparse(p) for p in given if isinstance(p, ast.Name | ast.Attribute)}
+            if any(name in names and (is_moved or lists[name]) for name in lists):
                 yield one.lineno
 
     def counts(self, loop: Any, test: Test) -> bool:
@@ -680,6 +684,12 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return getattr(node, "id", "")
+
+
+def _is_of_host(value: ast.expr) -> bool:
+    """True for a value that is read from the device, and for a number."""
+    calls = (last_name(one.func) for one in ast.walk(value) if isinstance(one, ast.Call))
+    return isinstance(value, ast.Constant) or not _TO_HOST.isdisjoint(calls)
 
 
 def _is_size(value: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -37,9 +38,12 @@ MOST_VISITS = 16
 MORE_ITEMS = 16
 """Items that follow where a loop is over no range: all settings of a sweep have their turn."""
 
+MOST_DRAWN = 100_000
+"""Numbers and texts that are drawn to find the largest, and the last."""
+
 
 class Training(Protocol):
-    """What tells loops of the steps in this process."""
+    """The training in this process, as its loops see it."""
 
     @property
     def steps_done(self) -> int:
@@ -121,6 +125,7 @@ class _Loop:
         self._following: Iterator[Any] = iter(iterable)
         self._at = -1
         self._visits = 0
+        self._is_plain = False
         self._before: int | None = None
         self._frame: int | None = None
 
@@ -140,25 +145,33 @@ class _Loop:
                 return self._next_of_few(frame)
         self._at += 1
         try:
-            return next(self._following)
+            item = next(self._following)
         except StopIteration:
             self._end()
             raise
+        self._is_plain = _is_plain(item)
+        return item
 
-    def _next_of_few(self, frame: FrameType) -> int:
+    def _next_of_few(self, frame: FrameType) -> Any:
         left = range(0) if self._values is None else self._values[self._at + 1 :]
         value = None
         if left or self._values is None:
             self._rounds.note(frame)
             value = self._training.cut(frame, left if self._visits < MOST_VISITS else left[-1:])
         self._visits += 1
-        if not left:
-            self._end()
-            self._training.end_rounds()
-            raise StopIteration
-        value = left[-1] if value is None else value
-        self._at += 1 + left.index(value)
-        return value
+        if left:
+            value = left[-1] if value is None else value
+            self._at += 1 + left.index(value)
+            return value
+        if self._values is None and self._is_plain:
+            if self._visits == 1:
+                drawn = itertools.islice(self._following, MOST_DRAWN)
+                self._following = iter(_deciding(list(drawn)))
+            for item in self._following:
+                return item
+        self._end()
+        self._training.end_rounds()
+        raise StopIteration
 
     def _end(self) -> None:
         if self._frame is not None:
@@ -167,6 +180,23 @@ class _Loop:
 
     def __del__(self) -> None:
         self._end()
+
+
+def _is_plain(item: Any) -> bool:
+    """True for numbers and texts, and for several of them."""
+    parts = item if isinstance(item, tuple) else (item,)
+    return all(isinstance(one, int | float | str | None) for one in parts)
+
+
+def _deciding(items: list[Any]) -> list[Any]:
+    """The items with the largest number, by its place in each, and the last one."""
+    parts = [item if isinstance(item, tuple) else (item,) for item in items]
+    found = {len(items) - 1} if items else set()
+    for place in range(max(map(len, parts), default=0)):
+        sizes = [one[place] if place < len(one) else 0 for one in parts]
+        if all(isinstance(size, int | float) for size in sizes):
+            found.add(max(range(len(sizes)), key=lambda number: (sizes[number], number)))
+    return [items[number] for number in sorted(found)]
 
 
 # -- the program's files ------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def _patch_futures(module: Any) -> None:
 
 
 def _patch_socket(module: Any) -> None:
-    """Lets a program bind a port, which nobody can reach."""
+    """Lets a program bind a port, which is out of reach for others."""
     if os.name != "nt":  # whose socketpair needs them
         module.socket.bind = module.socket.listen = lambda *_: None
 
