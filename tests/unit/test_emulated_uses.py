@@ -66,6 +66,8 @@ def use_of(folder: Path, code: str) -> Use:
         ("", "assert x.item() < 5"),
         ("", "import math\n    if not math.isfinite(x.item()):\n        raise ValueError"),
         ("", "return ['a', 'b', 'c'][x.item()]"),
+        ("", "a, n = x.item(), 2\n    return list(range(n))"),
+        ("size", "a, n = 2, x.item()\n    return list(range(n))"),
         ("", "return list(range(len(str(x.checked()))))"),
         ("branch", "while not x:\n        pass"),
     ],

@@ -186,6 +186,8 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
         ("rows = [size(losses[:-1]).cuda()]", True),
         ("size(losses)", False),
         ("size(outputs)", True),
+        ("n = len(by_step); size(n, n, device='cuda')", True),
+        ("n = len(by_step); print(size(n))", False),
         ("print(sum(losses) / len(losses))", False),
         ("tensor(losses).mean()", False),
         ("size(others)", False),
@@ -196,8 +198,8 @@ def test_what_is_as_long_as_a_loop_that_was_cut_is_told(
 ) -> None:
     path = tmp_path / "train.py"
     text = (
-        "losses, outputs, others = [], [], []\nfor _ in range(1000):\n    note()\n"
-        "    losses.append(loss.item()); outputs.append(loss.detach())\n"
+        "losses, outputs, others, by_step = [], [], [], {}\nfor _ in range(1000):\n    note()\n"
+        "    losses.append(loss.item()); outputs.append(loss.detach()); by_step[_] = 1\n"
     )
     path.write_text(f"{text}{below}\n")
     horizon = Horizon()

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from tuner.emulator.inside.rounds import MORE_ITEMS, Rounds, followed
+from tuner.emulator.inside.rounds import MORE_ITEMS, PROBES, Rounds, followed
 
 FEW = 3
 """Steps of a training that are enough."""
+
+
+FEW_OF_MANY = [0, 1, 2, 252, 500, 501, 750, 999]
 
 
 class Training:
@@ -57,14 +60,15 @@ def run(
 
 
 LOOPS = {
-    "for i in range(1000):\n    seen.append(i)\n    step()": [0, 1, 2, 500, 999],
-    "for i in bar(range(1000)):\n    seen.append(i)\n    step()": [0, 1, 2, 500, 999],
+    "for i in range(1000):\n    seen.append(i)\n    step()": FEW_OF_MANY,
+    "for i in bar(range(1000)):\n    seen.append(i)\n    step()": FEW_OF_MANY,
     "for i in range(4):\n    seen.append(i)\n    step()": [0, 1, 2, 3],
+    "for i in range(3):\n    seen.append(i)\n    step()": [0, 1, 2],
     "for i in range(1000):\n    seen.append(i)": list(range(1000)),
     "for i in [7] * 16:\n    seen.append(i)\n    step()": [7] * 16,
-    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS + 1),
-    "for i, n in enumerate([7] * 50 + [9, 8]):\n    seen.append(n)\n    step()": [
-        *([7] * (3 + MORE_ITEMS)),
+    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS + PROBES),
+    "for i, n in enumerate([7] * 50 + [9] + [8] * 9):\n    seen.append(n)\n    step()": [
+        *([7] * (3 + MORE_ITEMS + PROBES - 1)),
         *(9, 8),
     ],
     "for i in ([n] for n in range(99)):\n    seen.append(i[0])\n    step()": [
@@ -72,15 +76,15 @@ LOOPS = {
     ],
     "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
     "for i in range(9):\n    seen.append(i)\n    step()\nelse:\n    seen.append('end')": [
-        *(0, 1, 2, 8),
+        *(0, 1, 2, 4, 6, 7, 8),
         "end",
     ],
-    "for a in range(9):\n    for i in range(9):\n        seen.append(10 * a + i)\n        step()": [
-        *(0, 1, 2, 8),
-        *(80, 88),
+    "for a in range(5):\n  for i in range(99):\n    seen.append(100 * a + i)\n    step()": [
+        *(0, 1, 2, 27, 51, 75, 98),
+        *(at + i for at in (200, 300, 400) for i in (0, 25, 50, 74, 98)),
     ],
     "def train():\n    for i in range(99):\n        one(i)\n"
-    "def one(i):\n    seen.append(i)\n    step()\ntrain()": [0, 1, 2, 98],
+    "def one(i):\n    seen.append(i)\n    step()\ntrain()": [0, 1, 2, 27, 51, 75, 98],
 }
 """Programs, and the rounds that they have."""
 
@@ -110,7 +114,7 @@ def test_each_training_of_a_sweep_has_its_own_steps(monkeypatch: pytest.MonkeyPa
 
     text = "for size in (8, 64, 16):\n    begin()\n    for i in range(99):\n        step()\n"
     found = run(text + "        seen.append((size, i))\n", training, monkeypatch, begin=begin)
-    assert found["seen"] == [(size, i) for size in (8, 64, 16) for i in (0, 1, 2, 98)]
+    assert found["seen"] == [(size, i) for size in (8, 64, 16) for i in (0, 1, 2, 27, 51, 75, 98)]
 
 
 def test_a_loop_keeps_no_item_and_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

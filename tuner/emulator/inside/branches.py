@@ -183,24 +183,37 @@ class Source(Tree):
         return None
 
     def uses_of_lists(self, function: ast.AST, loop: Any) -> Iterator[int]:
-        """The lines below a loop with calls that may allocate as much as its lists have items."""
-        calls = (one for one in ast.walk(loop) if isinstance(one, ast.Call))
-        adds = [one for one in calls if last_name(one.func) in _ADDS and one.args]
-        lists: dict[str, bool] = defaultdict(bool)
-        for one in adds:
-            lists[ast.unparse(getattr(one.func, "value", one))] |= not _is_of_host(one.args[0])
-        parts = self.parts(function) if lists else ()
-        for one in (part for part in parts if isinstance(part, ast.Call)):
-            if one.lineno <= loop.end_lineno:
-                continue
+        """The lines below a loop with calls that may allocate as much as its lists have items.
+
+        Items that are read to the host count where a call makes them, or their number, a tensor of
+        the device.
+        """
+        lists = self._lists_of(loop)
+        parts = [one for one in self.parts(function) if getattr(one, "lineno", 0) > loop.end_lineno]
+        for one in parts if lists else ():
+            is_length = last_name(getattr(getattr(one, "value", one), "func", one)) == "len"
+            if isinstance(one, ast.Assign) and is_length and not _written(one).isdisjoint(lists):
+                lists |= dict.fromkeys(map(ast.unparse, one.targets), False)
+        for one in parts if lists else ():
             after = getattr(self._parents[one], "attr", "")
-            if after in _SUMMARIES or self._is_harmless(one, {}, set()):
+            if not isinstance(one, ast.Call) or after in _SUMMARIES:
                 continue
             is_moved = after in ("cuda", "to") or any(key.arg == "device" for key in one.keywords)
-            given = (part for each in one.args for part in ast.walk(each))
-            names = {ast.unparse(p) for p in given if isinstance(p, ast.Name | ast.Attribute)}
-            if any(name in names and (is_moved or lists[name]) for name in lists):
+            used = [name for name in _written(*one.args) if name in lists]
+            is_large = any(is_moved or lists[name] for name in used)
+            if is_large and not self._is_harmless(one, {}, set()):
                 yield one.lineno
+
+    def _lists_of(self, loop: ast.AST) -> dict[str, bool]:
+        """What a loop adds items to; True if any is on the device."""
+        found: dict[str, bool] = defaultdict(bool)
+        for one in ast.walk(loop):
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
+                if one.func.attr in (*_ADDS, "add"):
+                    found[ast.unparse(one.func.value)] |= not _is_of_host(one.args[0])
+            elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
+                found[ast.unparse(one.value)] |= False
+        return found
 
     def counts(self, loop: Any, test: Test) -> bool:
         """True if a loop counts the one counter of a test in it."""
@@ -684,6 +697,12 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return getattr(node, "id", "")
+
+
+def _written(*nodes: ast.AST) -> set[str]:
+    """The names and attributes in some code."""
+    every = (one for node in nodes for one in ast.walk(node))
+    return {ast.unparse(one) for one in every if isinstance(one, ast.Name | ast.Attribute)}
 
 
 def _is_of_host(value: ast.expr) -> bool:

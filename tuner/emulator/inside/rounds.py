@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -34,6 +34,10 @@ _MOST_CALLS = 4
 
 MOST_VISITS = 16
 """Numbers of a range between the first steps and the last one at which a loop goes on."""
+
+PROBES = 4
+"""Parts of what a loop leaves out, whose beginnings have their turn, too: what a round takes may
+depend on its number in a way that isn't seen."""
 
 MORE_ITEMS = 16
 """Items that follow where a loop is over no range: all settings of a sweep have their turn."""
@@ -123,9 +127,12 @@ class _Loop:
         self._values = of if isinstance(of, range) else None
         self._more = 0 if self._values is not None else MORE_ITEMS
         self._following: Iterator[Any] = iter(iterable)
-        self._at = -1
+        self._served = 0
         self._visits = 0
         self._is_plain = False
+        self._rest: Sequence[Any] = ()
+        """The items that are left out, of which those at the places `_due` have their turn."""
+        self._due: list[int] = []
         self._before: int | None = None
         self._frame: int | None = None
 
@@ -143,7 +150,7 @@ class _Loop:
             self._more -= 1
             if self._more < 0:
                 return self._next_of_few(frame)
-        self._at += 1
+        self._served += 1
         try:
             item = next(self._following)
         except StopIteration:
@@ -153,30 +160,39 @@ class _Loop:
         return item
 
     def _next_of_few(self, frame: FrameType) -> Any:
-        left = range(0) if self._values is None else self._values[self._at + 1 :]
-        value = None
-        if left or self._values is None:
+        if not self._visits:
+            self._rest = self._left_out()
+            self._due = _deciding(self._rest)
+        left = self._rest if isinstance(self._rest, range) else range(0)
+        left = left[self._served :]
+        if left or (not self._visits and self._values is None):
             self._rounds.note(frame)
-            value = self._training.cut(frame, left if self._visits < MOST_VISITS else left[-1:])
+            visited = left if self._visits < MOST_VISITS else left[-1:]
+            value = self._training.cut(frame, visited)
+            if value is not None:
+                self._due.append(self._rest.index(value))
         self._visits += 1
-        if left:
-            value = left[-1] if value is None else value
-            self._at += 1 + left.index(value)
-            return value
-        if self._values is None and self._is_plain:
-            if self._visits == 1:
-                drawn = itertools.islice(self._following, MOST_DRAWN)
-                self._following = iter(_deciding(list(drawn)))
-            for item in self._following:
-                return item
-        self._end()
-        self._training.end_rounds()
-        raise StopIteration
+        self._due = [at for at in self._due if at >= self._served]
+        if not self._due:
+            self._end()
+            if self._rest or self._values is None:
+                self._training.end_rounds()
+            raise StopIteration
+        at = min(self._due)
+        self._served = at + 1
+        return self._rest[at]
+
+    def _left_out(self) -> Sequence[Any]:
+        """The items that follow, as far as they can be drawn."""
+        served, self._served = self._served, 0
+        if self._values is not None:
+            return self._values[served:]
+        return [*itertools.islice(self._following, MOST_DRAWN)] if self._is_plain else ()
 
     def _end(self) -> None:
         if self._frame is not None:
             self._rounds.runs(self._frame, -1)
-            self._frame = None
+            self._frame, self._following = None, iter(())
 
     def __del__(self) -> None:
         self._end()
@@ -188,15 +204,18 @@ def _is_plain(item: Any) -> bool:
     return all(isinstance(one, int | float | str | None) for one in parts)
 
 
-def _deciding(items: list[Any]) -> list[Any]:
-    """The items with the largest number, by its place in each, and the last one."""
-    parts = [item if isinstance(item, tuple) else (item,) for item in items]
-    found = {len(items) - 1} if items else set()
+def _deciding(items: Sequence[Any]) -> list[int]:
+    """The places of the last item, of the beginnings of parts, and of the largest numbers.
+
+    They are the largest at their place in each item, of which those of a range only count.
+    """
+    found = {len(items) * part // PROBES for part in range(1, PROBES)} | {len(items) - 1}
+    parts = () if isinstance(items, range) else [i if isinstance(i, tuple) else (i,) for i in items]
     for place in range(max(map(len, parts), default=0)):
         sizes = [one[place] if place < len(one) else 0 for one in parts]
         if all(isinstance(size, int | float) for size in sizes):
             found.add(max(range(len(sizes)), key=lambda number: (sizes[number], number)))
-    return [items[number] for number in sorted(found)]
+    return sorted(found) if items else []
 
 
 # -- the program's files ------------------------------------------------------------------------

@@ -252,8 +252,9 @@ class _Following:
         if isinstance(parent, ast.Call) and child is not parent.func:
             is_end = last_name(parent.func) in _ENDS
             return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
-        if isinstance(parent, ast.Compare | ast.Attribute):
-            return _nothing(_asks(parent))
+        if isinstance(parent, ast.Compare | ast.Attribute | ast.Tuple):
+            is_set = isinstance(parent, ast.Tuple) and self._is_set(parent, child)
+            return _nothing(is_set or _asks(parent))
         if isinstance(parent, ast.Slice):
             return self._size(grows=grows and child is parent.upper)
         if isinstance(parent, ast.Subscript) and child is parent.slice:
@@ -265,6 +266,17 @@ class _Following:
                 return self._size(grows=False)
             self._set(_targets(parent.target), child)
         return None
+
+    def _is_set(self, parent: ast.Tuple, child: ast.AST) -> bool:
+        """True if a part of several gets a name, which is followed: `b` of `a, b = 1, x`."""
+        statement = next(self._source.up(parent))
+        targets = getattr(getattr(statement, "targets", [None])[0], "elts", ())
+        if len(targets) != len(parent.elts) or any(isinstance(t, ast.Starred) for t in targets):
+            return False
+        for target, one in zip(targets, parent.elts, strict=True):
+            if one is child:
+                self._set(_targets(target), statement)
+        return True
 
     def _in_statement(self, statement: ast.stmt, child: ast.AST, *, grows: bool) -> str:
         if isinstance(statement, ast.Return):
@@ -320,11 +332,11 @@ def _sizes(call: ast.Call, argument: ast.AST) -> bool:
     return name in _SIZED
 
 
-def _asks(parent: ast.Compare | ast.Attribute) -> bool:
+def _asks(parent: ast.Compare | ast.Attribute | ast.Tuple) -> bool:
     """True if an operand's value is not read: for `x is None`, or `x.shape`."""
     if isinstance(parent, ast.Compare):
         return _IDENTITY.issuperset(map(type, parent.ops))
-    return parent.attr in _KEEPS_SIZE
+    return getattr(parent, "attr", "") in _KEEPS_SIZE
 
 
 def _nothing(is_end: bool) -> str | None:
