@@ -205,7 +205,7 @@ class Source(Tree):
                 yield one.lineno
 
     def _lists_of(self, loop: ast.AST) -> dict[str, bool]:
-        """What a loop adds items to; True if any is on the device."""
+        """By what a loop adds items to: true if any of them is on the device."""
         found: dict[str, bool] = defaultdict(bool)
         for one in ast.walk(loop):
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
