@@ -71,6 +71,9 @@ CALLS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """By module: a class (empty for a function), a name in it, and the phase that its call is."""
 
+MOST_ENDING = 600
+"""Steps in which followed loops (rounds.py) have to end."""
+
 MOST_STEPS = 150
 """Steps beyond the first ones that a loader may drive without a budget for them."""
 
@@ -321,7 +324,7 @@ class Follower:
                 self._begin_rest()
         if self._steps and self._done >= self._steps and not self._goes_on:
             if self._most_steps is None:
-                self._most_steps = self._done + MOST_STEPS
+                self._most_steps = self._done + MOST_ENDING
             if self._done >= self._most_steps or not loops().enclose(sys._getframe()):
                 self._end("steps", 0)
 

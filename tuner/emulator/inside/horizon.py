@@ -33,6 +33,9 @@ from tuner.emulator.inside.ramps import Ramps
 MOST_SHOWN = 20
 """Lines that are told."""
 
+MOST_TRAININGS = 16
+"""Rounds of a loop over a range of trainings that all have their turn."""
+
 _FROM_ONE = frozenset({"global_step", "global_steps", "completed_steps"})
 
 
@@ -167,9 +170,9 @@ class Horizon:
             self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
         self._cut.append(place)
         if source.has_any(loop, self.trainings):
-            if left:
+            if 0 < len(left) <= MOST_TRAININGS:
                 return left[0]
-            self._left.append(place)
+            self._left += [place] if not left else []
         coming = (
             next((one for one in left[:FUTURE] if test.is_new(one)), None)
             for test in source.tests_in(function)
