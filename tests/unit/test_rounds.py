@@ -7,7 +7,7 @@ import builtins
 import gc
 import weakref
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +75,8 @@ LOOPS = {
         *range(3 + MORE_ITEMS)
     ],
     "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
+    "for i in range(9):\n  n = 0\n  while True:\n    n += 1\n    look.step()\n    if n > 1: break\n"
+    "  seen.append(n)\n  step()": [2] * 7,
     "for i in range(9):\n    seen.append(i)\n    step()\nelse:\n    seen.append('end')": [
         *(0, 1, 2, 4, 6, 7, 8),
         "end",
@@ -101,7 +103,8 @@ def test_a_loop_that_trains_ends_after_enough_steps(
             return iter(self.iterable)
 
     training = Training(500)
-    found = run(text, training, monkeypatch, bar=Bar)
+    look = SimpleNamespace(step=lambda: None)
+    found = run(text, training, monkeypatch, bar=Bar, look=look)
     assert found["seen"] == LOOPS[text]
     assert (training.ends > 0) == (training.cuts > 0)
 

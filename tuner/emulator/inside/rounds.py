@@ -85,12 +85,16 @@ class Rounds:
             self.training.begin_rounds()
         return _Loop(self, self.training, iterable)
 
-    def goes_on(self) -> bool:
+    def enters(self, line: int) -> None:
+        """A `while` loop begins: what it did before it was left does not count."""
+        self._whiles.pop((id(sys._getframe(1)), line), None)
+
+    def goes_on(self, line: int) -> bool:
         """True if a `while` loop may have another round."""
         training, frame = self.training, sys._getframe(1)
         if training is None:
             return True
-        key = id(frame), frame.f_lineno
+        key = id(frame), line
         before = self._whiles.get(key)
         self._whiles[key] = training.steps_done
         if before is None or before == training.steps_done or not training.is_spent:
@@ -236,12 +240,19 @@ class _Followed(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> Any:
-        """A loop while `test and rounds.goes_on()`."""
+        """A loop while `test and rounds.goes_on()`, which is told that it begins."""
         self.generic_visit(node)
         if self._trains(node):
-            asked = ast.Attribute(ast.Name(_NAME, ast.Load()), "goes_on", ast.Load())
-            test = ast.BoolOp(ast.And(), [node.test, ast.Call(asked, [], [])])
-            node.test = _placed(test, node.test)
+            enters, asked = (
+                ast.Call(
+                    ast.Attribute(ast.Name(_NAME, ast.Load()), name, ast.Load()),
+                    [ast.Constant(node.lineno)],
+                    [],
+                )
+                for name in ("enters", "goes_on")
+            )
+            node.test = _placed(ast.BoolOp(ast.And(), [node.test, asked]), node.test)
+            return [ast.fix_missing_locations(ast.copy_location(ast.Expr(enters), node)), node]
         return node
 
 
