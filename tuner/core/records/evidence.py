@@ -321,7 +321,7 @@ class Measurement:
     """90 % intervals of an emulated device's estimates, by the names of `Prediction.intervals`."""
 
     is_compiled: ClassVar[bool] = False
-    """What ran was measured as it ran, under torch.compile too."""
+    """A measurement is of what ran, under torch.compile too."""
     method: ClassVar[str] = ""
 
     @property

@@ -119,10 +119,8 @@ class Test:
 
     def is_new(self, value: int) -> bool:
         """True if the one counter's `value` has an outcome that was not seen."""
-        return self.outcome(dict.fromkeys(self.values, value), self.names) not in {
-            None,
-            *self.taken,
-        }
+        outcome = self.outcome(dict.fromkeys(self.values, value), self.names)
+        return outcome is not None and outcome not in self.taken
 
 
 BUILTINS = {name: getattr(builtins, name) for name in SAFE_CALLS}

@@ -56,7 +56,7 @@ class Horizon:
         self._cut: list[Place] = []
         """The loops that left out rounds."""
         self._left: list[Place] = []
-        """Those of them whose rounds are trainings, and lines below that use their lists."""
+        """Lines that are told: loops that left out trainings, and later uses of a loop's lists."""
 
     # -- while it runs --------------------------------------------------------------------------
 
@@ -167,12 +167,13 @@ class Horizon:
             return None
         place = source.name, loop.lineno
         if place not in self._cut:
+            self._cut.append(place)
             self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
-        self._cut.append(place)
         if source.has_any(loop, self.trainings):
-            if 0 < len(left) <= MOST_TRAININGS:
+            if not left:
+                self._left.append(place)
+            elif len(left) <= MOST_TRAININGS:
                 return left[0]
-            self._left += [place] if not left else []
         coming = (
             next((one for one in left[:FUTURE] if test.is_new(one)), None)
             for test in source.tests_in(function)

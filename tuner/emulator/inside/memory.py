@@ -415,17 +415,17 @@ class MemoryWatch:
         parts = [ends[part * number - 1] for number in range(1, _PARTS + 1)] if part else []
         for one in blocks:
             step = bisect.bisect_left(ends, one["time_us"])
-            if not 0 < step < len(ends) or one["size"] < _GROWTH_BYTES:
-                continue
+            is_kept = one["died_us"] > ends[-1]
+            there = [n for n, at in enumerate(parts) if one["time_us"] < at < one["died_us"]]
+            is_large = 0 < step < len(ends) and one["size"] >= _GROWTH_BYTES
+            if not (is_large and (is_kept or there)):
+                continue  # most blocks: their lines take time to find
             line = self._place_of(one)[1]
+            levels.setdefault(line, Counter()).update(dict.fromkeys(there, one["size"]))
             rows.setdefault(line, Counter())
-            if one["died_us"] > ends[-1]:
+            if is_kept:
                 rows[line][step] += one["size"]
                 dies[line] = max(dies.get(line, 0), one["died_us"])
-            there = [one["time_us"] < at < one["died_us"] for at in parts]
-            levels.setdefault(line, Counter()).update(
-                {number: one["size"] for number, is_there in enumerate(there) if is_there}
-            )
         found = []
         for line, kept in rows.items():
             size = _kept_each_step([kept[step] for step in range(1, len(ends))])

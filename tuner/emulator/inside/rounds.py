@@ -351,7 +351,7 @@ exec(__loader__.source_to_code(__loader__.get_data(__file__), __file__))
 
 def _is_script(path: str) -> bool:
     script = Path(sys.argv[0])
-    return path.endswith(script.name) and script.is_file() and script.samefile(path)
+    return script.is_file() and Path(path).is_file() and script.samefile(path)
 
 
 class _Script:
