@@ -222,6 +222,12 @@ def test_without_a_gpu_all_types_are_compared_from_one_trace(
     assert alone.speed.step_s == of["h100_sxm"]["step_s"]
 
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
+    assert run(["check", "train.py", "--examples", "6400"]) == 0
+    assert "time and USD per training of 300 steps at full length" in capsys.readouterr().out
+    assert run(["check", "train.py", "--gpu", "a6000", "--examples", "6400", "--json"]) == 0
+    program = json.loads(capsys.readouterr().out)["program"]
+    assert program["run_time"]["steps"] == 300
+    assert program["run_time"]["seconds"] == pytest.approx(300 * of["a6000"]["step_s"])
     assert run(["check", "train.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
     said = lines[0].partition("; ")[2].split(", ")

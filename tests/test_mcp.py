@@ -326,13 +326,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     assert install_command("mcp") in capsys.readouterr().err
 
 
-def test_the_skill_is_printed(capsys):
-    assert run(["mcp", "--skill"]) == 0
-    skill = Path(__file__).parents[1] / "skills/tuner/SKILL.md"
-    assert capsys.readouterr().out == skill.read_text()
-    assert skill.read_text().startswith("---\nname: tuner\ndescription: ")
-
-
 def test_an_interrupt_ends_a_server_that_waits(project):
     server = subprocess.Popen(
         [sys.executable, *TUNER, "mcp"],

@@ -48,6 +48,21 @@ def refusals(folder: Path, text: str, **more) -> str:
 SFT = "SFTTrainer(model='tiny-llama-3m', args=SFTConfig({}), {}).train()"
 
 
+@pytest.mark.parametrize(
+    ("said", "steps"),
+    [
+        ("", (939, True)),  # 3 epochs, the trainer's default, of 313 steps
+        ("num_train_epochs=0.5", (157, True)),
+        ("max_steps=70", (70, True)),
+        ("max_steps=len(rows)", (313, False)),  # nobody knows them: an epoch
+    ],
+)
+def test_the_schedule_tells_the_steps_of_a_training(tmp_path, said, steps):
+    schedule = planned(tmp_path, SFT.format(said, "")).schedule
+    assert schedule.steps(10_001, 32) == steps
+    assert schedule.steps(None, 32) == (steps if said == "max_steps=70" else None)
+
+
 def test_sft_without_settings_is_full_training_in_fp32_under_bf16(tmp_path):
     plan = planned(tmp_path, SFT.format("output_dir='out'", ""))
     assert plan.model == MODEL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.app.estimate import Asked
@@ -12,7 +12,7 @@ from tuner.app.predicting import SpacePredictor
 from tuner.app.programs import ProgramOptions
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
-from tuner.core.records import Configuration, Prediction, Verdict, parse_margin
+from tuner.core.records import Configuration, Prediction, RunTime, Verdict, parse_margin
 from tuner.core.units import GIB, format_duration, significant
 from tuner.cost.calibrate import widened
 from tuner.predict.predict import doubts_of
@@ -45,7 +45,8 @@ class OnGpu:
 
     Without one, the type cannot run the training. The verdict `is_unknown` where what predicts is
     not installed, or a bound on the memory decides nothing. `gpus` is the number that is paid for,
-    `cost` that of the data where its size is known, and `remark` what the GPU type makes different.
+    `cost` that of the data where its size is known, `run` the time of a program's training, and
+    `remark` what the GPU type makes different.
     """
 
     gpu: Gpu
@@ -53,6 +54,7 @@ class OnGpu:
     refused: str = ""
     gpus: int = 1
     cost: RunCost | None = None
+    run: RunTime | None = None
     remark: str = ""
     is_unknown: bool = False
 
@@ -74,6 +76,7 @@ class OnGpu:
         values |= {"fits": None} if self.is_unknown else {}
         refused = self.refused or None
         words = {"verdict": str(self.verdict), "refused": refused, "remark": self.remark}
+        values |= {"run_time": asdict(self.run)} if self.run else {}
         return {**values, "gpu": self.gpu.id, **words}
 
 
@@ -140,7 +143,8 @@ def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> Everywh
         prediction = widened(found.prediction, more)
         cost = cost_of(prediction, configuration, facts, gpu)
         remark = "in fp16" if configuration != first.configuration else ""
-        return OnGpu(gpu, prediction, "", paid_gpus(configuration, gpu), cost, remark)
+        paid = paid_gpus(configuration, gpu)
+        return OnGpu(gpu, prediction, gpus=paid, cost=cost, remark=remark)
 
     return Everywhere(str(space.model), first.configuration, _on_all(on), first.read_as)
 
@@ -171,8 +175,8 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
             }
             remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)
-            is_unknown = found.fits is None
-            return OnGpu(gpu, found.prediction, remark=remark, gpus=paid, is_unknown=is_unknown)
+            told: Any = {"remark": remark, "is_unknown": found.fits is None}
+            return OnGpu(gpu, found.prediction, gpus=paid, run=found.run_time, **told)
 
         return Everywhere(plan.model, plan.configuration, _on_all(on), plan.read_as, plan.at_least)
 
@@ -228,6 +232,9 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     shown = list(found.answers) if verbose else _chosen(found)
     cost = next((answer.cost for answer in found.answers if answer.cost), None)
     per = f"epoch of {cost.examples:,} examples" if cost else f"{SAMPLES:,} samples"
+    if run := next((answer.run for answer in found.answers if answer.run), None):
+        whole = "training" if run.is_whole else "epoch"
+        per = f"{whole} of {run.steps:,} steps at full length"
     print_rows(
         ["GPU", "verdict", *_NUMBERS],
         [_cells(answer) for answer in shown if answer.prediction],
@@ -296,6 +303,7 @@ def _cells(answer: OnGpu) -> tuple[str, ...]:
     assert prediction is not None
     speed, budget = prediction.speed, prediction.budget
     spent_s = answer.cost.epoch_s if answer.cost else SAMPLES / speed.samples_per_s
+    spent_s = answer.run.seconds if answer.run else spent_s
     price = answer.gpu.price_usd_per_hour
     size, limit = prediction.memory.device_bytes / GIB, budget.limit_bytes / GIB
     memory = (

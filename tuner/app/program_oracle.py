@@ -22,6 +22,7 @@ from tuner.core.records import (
     MemoryBudget,
     Phase,
     Prediction,
+    RunTime,
     Speed,
     Verdict,
 )
@@ -56,6 +57,8 @@ class PredictedProgram:
     """The program's other trainings, which take less memory."""
     steps_fit: bool = False
     """The program fits without its evaluation, and not with it."""
+    examples: int | None = None
+    """The examples of its data, as far as they are given."""
     ended: str = "predicted"
     inputs: tuple[tuple[int, int], ...] = ()
     source: ClassVar[str] = "predicted"
@@ -139,6 +142,25 @@ class PredictedProgram:
         """The time of an optimizer step; None when unknown."""
         return None if self.prediction.is_compiled else self.prediction.speed
 
+    @property
+    def run_time(self) -> RunTime | None:
+        """The time of the training, each example at full length; None if its steps aren't known.
+
+        Nobody knows how many rows examples are packed into.
+        """
+        plan, time = self.plan, self.time
+        is_packed = plan.configuration.get("padding") == "packed"
+        if time is None:
+            return None
+        batch = round(time.samples_per_s * time.step_s / plan.sequences)
+        found = plan.schedule.steps(None if is_packed else self.examples, batch)
+        if found is None:
+            return None
+        steps, is_whole = found
+        ends = self.prediction.intervals.get("step_s", (time.step_s, time.step_s))
+        least_s, most_s = (steps * end for end in ends)
+        return RunTime(steps, 0, is_whole, steps * time.step_s, (least_s, most_s))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
         return {
@@ -158,6 +180,7 @@ class PredictedProgram:
             "notes": list(self.plan.notes),
             "ends_in": self.ends_in,
             "not_priced": self.not_priced or None,
+            "run_time": None if self.run_time is None else dataclasses.asdict(self.run_time),
         }
 
 
@@ -221,10 +244,11 @@ class ProgramOracle(ABC, Generic[Answer]):
 class ProgramPredictions(ProgramOracle[PredictedProgram]):
     """Predictions from the settings of a program, which never runs.
 
-    `model` is the model of a program that does not specify it.
+    `model` is the model of a program that does not specify it, `examples` the number in its data.
     """
 
     model: str | None = None
+    examples: int | None = None
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
     _others: tuple[PredictedProgram, ...] = field(default=(), init=False)
@@ -298,7 +322,10 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             loaded = loaded_whole(alike, next(whole)) if plan.loads_full_model_first else alike
             more = (plan.doubts | pinned) - doubts_of(WORKLOAD, plan.configuration)
             prediction = widened(loaded, more)
-            answers.append(PredictedProgram(tuple(program.command), self.gpu, plan, prediction))
+            command = tuple(program.command)
+            answers.append(
+                PredictedProgram(command, self.gpu, plan, prediction, examples=self.examples)
+            )
         for place, one in enumerate(answers):
             if one.prediction.memory.peak_phase == Phase.EVALUATION and not one.prediction.fits:
                 without = Configuration({**one.plan.configuration, "eval_batch": 0})

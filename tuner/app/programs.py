@@ -43,11 +43,13 @@ class ProgramOptions:
 
     An emulated run comes, shortened, to its evaluation, its saving and its end; it does not fit if
     it takes more than `host_memory_bytes` of the host. Without `improve` no change is tried.
+    A prediction tells the time of the training with `examples` in its data.
     """
 
     gpus: int | None = None
     margin: str | None = None
     model: str | None = None
+    examples: int | None = None
     settings: Mapping[str, KnobValue] | None = None
     predict: bool = False
     timeout_s: float | None = None
@@ -57,6 +59,8 @@ class ProgramOptions:
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus < 1:
             raise InputError("--gpus is 1 or more")
+        if self.examples is not None and self.examples < 1:
+            raise InputError("--examples is 1 or more")
         if self.host_memory_bytes is not None and self.predict:
             raise InputError("--host-memory is of an emulated run", hint="leave --predict out")
 
@@ -69,8 +73,8 @@ class ProgramOptions:
         """The predictions of `program` with these options."""
         from tuner.app.program_oracle import ProgramPredictions  # numpy
 
-        margin = parse_margin(self.margin, gpu)
-        return ProgramPredictions(program, gpu, self.gpus, margin, self.model, given=self.given)
+        known = (self.gpus, parse_margin(self.margin, gpu), self.model, self.examples)
+        return ProgramPredictions(program, gpu, *known, given=self.given)
 
 
 def check(
@@ -91,7 +95,8 @@ def check(
     margin = parse_margin(options.margin, gpu)
     told: Any = {"improve": options.improve, "report": report, "answered": answered}
     missing: UnavailableError | None = None
-    if not (options.predict or options.model is not None or options.given):
+    of_predictions = (options.model, options.examples)
+    if not (options.predict or options.given or any(one is not None for one in of_predictions)):
         try:
             read = read_program(program)
             how = (options.gpus, margin, options.timeout_s, True, options.host_memory_bytes)

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
@@ -47,8 +47,10 @@ from tuner.program.reading import (
     PEFT_DEFAULT,
     STORED,
     WITH_SYNC,
+    Schedule,
     evaluation_of,
     packed_rows,
+    schedule_of,
 )
 from tuner.program.recorded import record
 from tuner.program.trainer import MALFORMED, Planned, Reading, reading_of
@@ -97,6 +99,7 @@ class ProgramPlan:
     """The training in ten words, with the release that its defaults are of."""
     where: str = ""
     """The place of its trainer."""
+    schedule: Schedule = field(default_factory=Schedule)
     others: tuple[ProgramPlan, ...] = ()
     """Other trainings of the program."""
 
@@ -275,6 +278,7 @@ class _Planner:
             at_least=tuple(str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"),
             read_as=_summary(reading, configuration, planned.sequences),
             where=training.where,
+            schedule=schedule_of(training),
         )  # fmt: skip
 
     def _sets(self, text: str) -> bool:

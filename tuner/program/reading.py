@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.core.records import KnobValue
@@ -23,6 +25,7 @@ from tuner.program.arguments import (
 )
 from tuner.program.edit.place import OFFLOADED
 from tuner.program.trainers.accelerate import sharding
+from tuner.space.lengths import steps_per_epoch
 from tuner.space.models.catalogue import stored_format
 
 STORED = "stored"
@@ -46,6 +49,42 @@ def number(arguments: Arguments, name: str, default: int | float) -> Any:
         arguments.refuse(name, f"is {value!r}, which is not a number")
         return default
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The length of a training: `max_steps` optimizer steps; where that is None, `epochs`."""
+
+    max_steps: int | None = None
+    epochs: float | None = None
+
+    def steps(self, examples: int | None, batch: int) -> tuple[int, bool] | None:
+        """The optimizer steps of `batch` examples each, and if they are the whole training's.
+
+        They are an epoch's where the number of epochs is not known; None if the data is not either.
+        """
+        if self.max_steps is not None:
+            return self.max_steps, True
+        if examples is None:
+            return None
+        of_epoch = steps_per_epoch(examples, batch)
+        return math.ceil(of_epoch * (self.epochs or 1)), self.epochs is not None
+
+
+def schedule_of(training: ProgramTraining) -> Schedule:
+    """The schedule that a training's arguments say, as far as they are known."""
+    arguments = training["arguments"]
+
+    def said(*names: str) -> int | float | None:
+        values, defaults = arguments.values, arguments.defaults
+        known = (values[n].value if n in values else defaults.get(n) for n in names)
+        numbers = (one for one in known if isinstance(one, int | float) and one > 0)
+        return next(numbers, None)
+
+    steps = None if arguments.is_unknown("max_steps") else said("max_steps")
+    if arguments.is_unknown("max_steps") or steps is not None:
+        return Schedule(None if steps is None else int(steps))
+    return Schedule(epochs=said("num_train_epochs", "num_epochs", "max_epochs", "epochs"))
 
 
 def length_of_rows(training: ProgramTraining) -> dict[str, KnobValue]:

@@ -58,6 +58,7 @@ def check(  # noqa: PLR0913 - one argument for each option
     predict: bool = False,
     model: str | None = None,
     settings: Mapping[str, KnobValue] | None = None,
+    examples: int | None = None,
     gpu_memory: int | str | None = None,
     price: float | None = None,
 ) -> Check:
@@ -81,6 +82,7 @@ def check(  # noqa: PLR0913 - one argument for each option
         predict=predict,
         model=model,
         settings=settings,
+        examples=examples,
     )
     found = programs.check(_words(program), device, options)
     return Check(*(getattr(found, each.name) for each in fields(found)))

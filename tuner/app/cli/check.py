@@ -76,7 +76,12 @@ if TYPE_CHECKING:
 @click.option("--predict", is_flag=True, help="Predict from the settings, without the emulator.")
 @model_option("With --predict: the model, if the program doesn't name it.")
 @set_option
-@click.option("--quiet", is_flag=True, help="Print the answer only.")
+@click.option(
+    "--examples",
+    type=int,
+    metavar="N",
+    help="With --predict: the examples in the data, for the time and cost of the training.",
+)
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -88,7 +93,6 @@ def command(  # noqa: PLR0913 - one argument for each option
     price: float | None,
     largest_of: str | None,
     write: bool,
-    quiet: bool,
     verbose: bool,
     as_json: bool,
     **how: Any,
@@ -124,7 +128,7 @@ def command(  # noqa: PLR0913 - one argument for each option
         require_gpu("--largest", largest_of)
         require_gpu("--host-memory", how["host_memory_bytes"])
         require_gpu("--apply", write or None)
-        with Waiting(quiet=quiet) as waiting:
+        with Waiting() as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(program, ProgramOptions(**how))
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
@@ -133,13 +137,13 @@ def command(  # noqa: PLR0913 - one argument for each option
     if largest_of is not None:
         if not options.predict:
             raise InputError("--largest is predicted, not run", hint="add --predict")
-        with Waiting(quiet=quiet) as waiting:
+        with Waiting() as waiting:
             most = largest(program, gpu, largest_of, options, waiting)
         print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
         if write:
             write_asked(most.change)
         raise click.exceptions.Exit(verdict_code(most.found is not None))
-    with Waiting(quiet=quiet) as waiting:
+    with Waiting() as waiting:
 
         def answered(found: RunAnswer, needed: RunAnswer | None) -> None:
             if not as_json:

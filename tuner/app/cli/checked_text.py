@@ -256,10 +256,13 @@ def _pace_fields(checked: CheckedProgram) -> list[Field]:
     if pace is None:
         return [] if isinstance(base, Emulation) else [("speed", UNKNOWN_SPEED)]
     changed_s = change.step_s if change is not None and not checked.found.fits else None
+    run = base.run_time
     if changed_s is not None:
+        run = run and run.slowed(changed_s / pace.step_s)
         pace = Pace(changed_s, pace.samples, pace.tokens)
-    run = base.run_time if isinstance(base, Emulation) and changed_s is None else None
-    (label, speed), *others = pace_fields(pace, base.gpu, gpus=gpus_of(base), run=run)
+    rows = "" if isinstance(base, Emulation) else " at full length"
+    paid = gpus_of(base)
+    (label, speed), *others = pace_fields(pace, base.gpu, gpus=paid, run=run, rows=rows)
     return [(label, f"{speed} with the change" if changed_s is not None else speed), *others]
 
 

@@ -41,7 +41,6 @@ from tuner.core.expressions import show
 from tuner.core.files import shipped_places
 from tuner.core.supervised import ProgramTask, run_supervised
 from tuner.program.program import ONLY_BELOW
-from tuner.report.terminal.render import echo
 from tuner.report.terminal.verdict import ANSWER, CHANGE
 
 Schema = dict[str, Any]
@@ -127,7 +126,9 @@ class CommandTool:
     def output_schema(self) -> Schema:
         """The schema of `--json`; an emulated answer has fields of its own."""
         name = f"{self.command}.json"
-        written: Schema = _opened(json.loads(_shipped(f"schemas/{name}", f"docs/schemas/{name}")))
+        places = shipped_places(f"schemas/{name}", f"docs/schemas/{name}")
+        path = next(path for path in places if path.exists())
+        written: Schema = _opened(json.loads(path.read_text("utf-8")))
         if self.command != "check":
             return written
         predicted = {"properties": {"source": {"const": "predicted"}}}
@@ -173,7 +174,7 @@ TOOLS = (
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
         "faster. Its lines run with stand-ins for its libraries: nothing is trained or changed.",
-        ("--gpu", "--gpu-memory", "--gpus", "--headroom", "--model", "--set"),
+        ("--gpu", "--gpu-memory", "--gpus", "--headroom", "--model", "--set", "--examples"),
         ("program", "gpu"),
         {"program": PROGRAM, "model": MODEL},
     ),
@@ -204,20 +205,16 @@ def tools(*, may_run: bool) -> dict[str, CommandTool]:
     return found
 
 
-@subcommand("mcp", "tuner mcp", "tuner mcp --skill")
+@subcommand("mcp", "tuner mcp")
 @click.option(
     "--allow-run", "may_run", is_flag=True, help="Let `check` emulate programs, if asked to."
 )
-@click.option("--skill", "as_skill", is_flag=True, help="Print SKILL.md for an agent instead.")
-def command(*, may_run: bool, as_skill: bool) -> None:
+def command(*, may_run: bool) -> None:
     """Answer an agent's questions: an MCP server on stdin and stdout.
 
     Its tools are check, estimate and best. They write no file outside of tuner's cache. `check`
     takes programs below this folder; with --allow-run, it emulates one if asked to.
     """
-    if as_skill:
-        echo(_shipped("SKILL.md", "skills/tuner/SKILL.md"), nl=False)
-        return
     try:
         import mcp.server.stdio  # noqa: F401
     except ModuleNotFoundError as error:
@@ -232,12 +229,6 @@ def command(*, may_run: bool, as_skill: bool) -> None:
         # command of a call ends with this process.
         signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
     anyio.run(_serve, tools(may_run=may_run))
-
-
-def _shipped(packaged: str, in_source: str) -> str:
-    """The text of a file in the package, or in the source tree."""
-    places = shipped_places(packaged, in_source)
-    return next(path for path in places if path.exists()).read_text("utf-8")
 
 
 async def _serve(offered: Mapping[str, CommandTool]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tuner.core.errors import InputError
@@ -363,3 +363,9 @@ class RunTime:
     is_whole: bool
     seconds: float
     interval_s: tuple[float, float]
+
+    def slowed(self, factor: float) -> RunTime:
+        """The time where every step takes `factor` times as long."""
+        low_s, high_s = self.interval_s
+        ends_s = (low_s * factor, high_s * factor)
+        return replace(self, seconds=self.seconds * factor, interval_s=ends_s)

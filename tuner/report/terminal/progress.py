@@ -56,9 +56,9 @@ class Waiting:
     Anywhere else nothing is shown.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self) -> None:
         self._spinner: Spinner | None = None
-        if not quiet and is_interactive(sys.stderr):
+        if is_interactive(sys.stderr):
             from rich.progress import Progress as Spinner
             from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -177,10 +177,12 @@ def pace_fields(
     gpus: int = 1,
     cost: RunCost | None = None,
     run: RunTime | None = None,
+    rows: str = "",
 ) -> list[tuple[str, str]]:
     """One line each for speed, time and cost; `cost` is that of the data, where its size is known.
 
-    `run` is the time of the training itself. The price is that of all `gpus`.
+    `run` is the time of the training itself, whose `rows` are told. The price is that of all
+    `gpus`.
     """
     if pace is None:
         return []
@@ -191,7 +193,7 @@ def pace_fields(
         spent, per = run.seconds, "training" if run.is_whole else "epoch"
         tests = f", {run.evaluations} x evaluation" if run.evaluations else ""
         ends = format_range(*run.interval_s, format_duration)
-        of = f" (90 %: {ends}), {run.steps:,} steps{tests}"
+        of = f" (90 %: {ends}), {run.steps:,} steps{rows}{tests}"
     elif cost is not None:
         spent, per, of = cost.epoch_s, "epoch", f" of {cost.examples:,} examples"
     elif pace.samples:
