@@ -61,10 +61,10 @@ class PredictedProgram:
     """The examples of its data, as far as they are given."""
     ended: str = "predicted"
     inputs: tuple[tuple[int, int], ...] = ()
-    source: ClassVar[str] = "predicted"
-    host_is_full: ClassVar[bool] = False
-    generates: ClassVar[bool] = False
-    compares: ClassVar[str] = ""
+    source = "predicted"
+    host_is_full = False
+    generates = False
+    compares = ""
 
     @property
     def fits(self) -> bool | None:

@@ -146,8 +146,7 @@ class Progress:
     workers. `total` is the planned number of trials, or `done` if that is more. `verified` counts
     the runs that verified the best, which are in neither `done` nor `total`. `front` is the Pareto
     front of throughput and memory over the trials that ran, the smallest first. `held_back` counts
-    the configurations that are not tried because they would fail, and `saved_s` is the predicted
-    GPU time of their trials in seconds, None if unknown (see `Proposer.spared`).
+    the configurations that are not tried because they would fail.
     """
 
     done: int
@@ -162,7 +161,6 @@ class Progress:
     verified: int = 0
     front: Sequence[TrialRecord] = ()
     held_back: int = 0
-    saved_s: float | None = None
 
     @classmethod
     def of(

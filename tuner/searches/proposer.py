@@ -294,17 +294,10 @@ class Proposer:
                 self.candidates.place(record.configuration), scored.values
             )
 
-    def spared(self) -> tuple[int, float | None]:
-        """The number of configurations that are held back, and the predicted time of their trials.
-
-        The time is the least that they would take: seconds to start and to load each, after which
-        it runs out of memory. It is None if the times of trials are not predicted.
-        """
-        places = self._pruning.untried()
-        number = int(places.sum())
-        if self.guide is None or self.guide.pool.is_blind:
-            return number, None
-        return number, float(self.guide.pool.oom_s[places].sum())
+    @property
+    def held_back(self) -> int:
+        """The number of configurations that are not tried because they would fail."""
+        return int(self._pruning.untried().sum())
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -102,7 +102,6 @@ class SearchState:
     @property
     def progress(self) -> Progress:
         """The progress of the search now."""
-        held_back, seconds = self._adapter.spared()
         left = self._total - sum(not record.verification for record in self.records)
         eta = eta_s(self._ends_s, self._workers, left, self.elapsed_s)
         return Progress.of(
@@ -113,8 +112,7 @@ class SearchState:
             elapsed_s=self.elapsed_s,
             eta_s=None if eta is None else min(eta, max(0.0, self._left_s)),
             front=self._ranking.front(),
-            held_back=held_back,
-            saved_s=None if seconds is None else seconds * self._request.gpus_per_trial,
+            held_back=self._adapter.held_back,
         )
 
     @property

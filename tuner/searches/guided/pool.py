@@ -41,8 +41,7 @@ BLIND = Prior(shared=0.6, spread=0.6, noise=0.02)
 class Pool:
     """All candidates with their predictions: arrays with one entry per candidate.
 
-    `trial_s` and `oom_s` are the GPU
-    seconds of a trial that ends well and of one that runs out of memory.
+    `trial_s` are the GPU seconds of a trial that ends well.
     """
 
     candidates: Candidates
@@ -50,7 +49,6 @@ class Pool:
     device_bytes: Floats
     loaded_bytes: Floats
     trial_s: Floats
-    oom_s: Floats
     limit_bytes: float
     margin_bytes: float
     has_profile: bool = False
@@ -93,7 +91,6 @@ class Pool:
             device_bytes=BLIND_SHARE * budget.limit_bytes * np.exp(rise - rise.mean()),
             loaded_bytes=none,
             trial_s=even,
-            oom_s=even,
             limit_bytes=float(budget.limit_bytes),
             margin_bytes=float(budget.margin_bytes),
             is_blind=True,
@@ -129,7 +126,6 @@ class Pool:
             device_bytes=np.array([p.memory.device_bytes for p in raw], dtype=float),
             loaded_bytes=loaded,
             trial_s=runs * (load_s + steps_s),
-            oom_s=load_s,
             limit_bytes=float(raw[0].budget.limit_bytes),
             margin_bytes=float(raw[0].budget.margin_bytes),
             has_profile=uses_profile(raw[0].method),

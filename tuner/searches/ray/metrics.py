@@ -46,8 +46,6 @@ GAUGES: Mapping[str, str] = {
     "tuner_predicted_memory_ratio": "Predicted / measured peak device memory, mean of trials.",
     "tuner_predicted_throughput_ratio": "Predicted / measured samples/s, mean of trials.",
     "tuner_held_back": "Configurations that are not tried, as they would not fit or would fail.",
-    "tuner_predicted_saved_gpu_seconds": "Predicted: GPU time that trials of those held back would "
-    "take at least, to start and to load, in seconds.",
     "tuner_hypervolume": "Area under the front, in samples/s x bytes, to 0 and the GPU's memory.",
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -139,7 +137,6 @@ class SearchMetrics:
             "tuner_gpu_memory_bytes": gpu.memory_bytes,
             "tuner_front_size": len(front),
             "tuner_held_back": progress.held_back,
-            "tuner_predicted_saved_gpu_seconds": progress.saved_s,
             "tuner_hypervolume": hypervolume(front, reference=(0.0, float(gpu.memory_bytes))),
         }
         shown |= {
