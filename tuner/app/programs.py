@@ -7,14 +7,21 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tuner.app.checking import Answered, CheckedProgram, check_program
 from tuner.app.device import can_emulate, find_gpu, is_cpu
+from tuner.app.largest import Largest, find_largest
 from tuner.app.listener import quiet_libraries
+from tuner.app.pinned import pinned_notes, with_pinned
+from tuner.app.program_front import ProgramFront, predict_front
+from tuner.app.program_oracle import ProgramPredictions, ProgramRuns
 from tuner.core.errors import InputError, UnavailableError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue, parse_margin
 from tuner.core.setup.schemas import SCHEMAS
+from tuner.emulator import Machine
+from tuner.emulator.emulation import Emulation
 from tuner.emulator.toolchain import unavailable
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable
@@ -26,14 +33,6 @@ from tuner.program.vocabulary import translate
 from tuner.searches.options import Mode
 from tuner.space.load import DEFAULT_WORKLOAD
 
-if TYPE_CHECKING:
-    from tuner.app.checking import Answered, CheckedProgram
-    from tuner.app.largest import Largest
-    from tuner.app.program_front import ProgramFront
-    from tuner.app.program_oracle import ProgramPredictions
-    from tuner.emulator.emulation import Emulation
-
-DEFAULT_TRIALS = 6
 Report = Callable[[str], None]
 
 
@@ -71,8 +70,6 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        from tuner.app.program_oracle import ProgramPredictions  # numpy
-
         known = (self.gpus, parse_margin(self.margin, gpu), self.model, self.examples)
         return ProgramPredictions(program, gpu, *known, given=self.given)
 
@@ -88,10 +85,6 @@ def check(
 
     `answered` is called as soon as the verdict is known, before changes are tried.
     """
-    from tuner.app.checking import check_program  # numpy
-    from tuner.app.pinned import pinned_notes, with_pinned
-    from tuner.app.program_oracle import ProgramRuns
-
     margin = parse_margin(options.margin, gpu)
     told: Any = {"improve": options.improve, "report": report, "answered": answered}
     missing: UnavailableError | None = None
@@ -139,8 +132,6 @@ def largest(
 
     It is predicted. Raises `InputError` as `find_largest` does.
     """
-    from tuner.app.largest import find_largest  # numpy
-
     if name in options.given:
         raise InputError(f"--set {name} and --largest {name} contradict each other")
     read = read_program(program, is_run=False)
@@ -152,8 +143,6 @@ def tune_predicted(
     program: Sequence[str], gpu: Gpu, options: ProgramOptions, knobs: Sequence[str] = ()
 ) -> ProgramFront:
     """Predict the front of the settings of `program`; see `predict_front`."""
-    from tuner.app.program_front import predict_front  # numpy
-
     read = read_program(program, is_run=False)
     with quiet_libraries():
         return predict_front(options.predictions(read, gpu), knobs)
@@ -170,8 +159,6 @@ def emulate(
     **how: Any,
 ) -> Emulation:
     """Run a script, a notebook or any command on an emulated `gpu`; `how` as in `Machine.run`."""
-    from tuner.emulator import Machine
-
     if steps < 0 or (gpus is not None and gpus < 1):
         raise InputError("--steps is 0 or more, and --gpus 1 or more")
     launch = Launch()
@@ -219,8 +206,6 @@ def write_space(  # noqa: PLR0913 - one argument for each option
     fits = True
     if mode is Mode.EMULATE or can_emulate(gpu):
         report("running the unchanged program ...")
-        from tuner.app.program_oracle import ProgramRuns  # numpy
-
         with ProgramRuns(read, gpu, margin_fraction=parse_margin(margin, gpu)) as runs:
             base = runs.as_it_is(on_larger_gpu=True)
         if base.steps == 0:

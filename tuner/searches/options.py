@@ -21,6 +21,7 @@ SEARCHERS = ("guided", "tpe", "random", "grid")
 DEFAULT_SEARCHER = "guided"
 """The default searcher; it starts from the request's predictions, if any."""
 DEFAULT_TRIALS = 40
+TUNE_TRIALS = 6
 
 
 def checked_searcher(name: str) -> str:

@@ -16,6 +16,7 @@ from tuner.app.checking import CheckedProgram
 from tuner.core.errors import InputError, NothingFitsError
 from tuner.core.records import KnobValue
 from tuner.emulator.emulation import Emulation
+from tuner.searches.options import TUNE_TRIALS
 from tuner.space.gpus import get_gpu
 
 __all__ = ["Check", "check", "emulate", "tune"]
@@ -127,7 +128,7 @@ def tune(  # noqa: PLR0913 - one argument for each option
     gpu: str,
     knobs: str | Sequence[str] = (),
     mode: Literal["emulate", "measure"] = "emulate",
-    trials: int = programs.DEFAULT_TRIALS,
+    trials: int = TUNE_TRIALS,
     space: str | Path | None = None,
     margin: float | str | None = None,
     gpu_memory: int | str | None = None,

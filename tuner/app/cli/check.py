@@ -20,7 +20,7 @@ from tuner.app.cli.options import (
     subcommand,
     verbose_option,
 )
-from tuner.app.programs import ProgramOptions, check, largest
+from tuner.app.cli.results import write_asked
 from tuner.core.errors import InputError, verdict_code
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_json
@@ -118,11 +118,10 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_found,
         print_largest,
     )
-    from tuner.app.cli.results import write_asked
+    from tuner.app.everywhere import program_everywhere, show_everywhere
+    from tuner.app.programs import ProgramOptions, check, largest
 
     if gpu_name is None:
-        from tuner.app.everywhere import program_everywhere, show_everywhere
-
         require_gpu("--gpu-memory", gpu_memory)
         require_gpu("--price", price)
         require_gpu("--largest", largest_of)

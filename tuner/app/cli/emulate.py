@@ -15,7 +15,6 @@ from tuner.app.cli.options import (
     margin_option,
     subcommand,
 )
-from tuner.app.programs import emulate
 from tuner.report.terminal.render import print_json
 from tuner.space.gpus import get_gpu
 
@@ -62,6 +61,7 @@ def command(
     """
     from tuner.app.checking import CheckedProgram  # numpy
     from tuner.app.cli.checked_text import print_checked, print_found
+    from tuner.app.programs import emulate
 
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
     # The program's output must not mix with the JSON.

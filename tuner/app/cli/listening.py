@@ -11,6 +11,7 @@ from tuner.app.search.supported import has_predictions
 from tuner.core.expressions import all_of
 from tuner.core.records import TrialRecord
 from tuner.core.units import format_gib
+from tuner.predict.shipped import can_trace
 from tuner.report.terminal.progress import compiling, reporting
 from tuner.report.terminal.render import count, echo, print_fields
 from tuner.report.terminal.verdict import versions_text
@@ -80,8 +81,6 @@ def print_plan(
     to_try = ("to try", f"{wanted} ({searcher})")
     numbers, releases, alike = "", "", sum(map(plan.is_alike, known))
     if isinstance(plan.trials_on, Predicting):
-        from tuner.predict.shipped import can_trace  # numpy
-
         to_try = ("predict", f"all {count(there)} configurations; the front is traced in full")
         numbers = f"predicted, not measured: {plan.trials_on.why}"
         releases = versions_text({n: v for n, v in plan.versions.items() if n in OUTCOME_LIBRARIES})

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli.answers import print_all_searched, print_searched
-from tuner.app.cli.listening import Printer
 from tuner.app.cli.options import (
     gpu_options,
     json_option,
@@ -22,8 +21,6 @@ from tuner.app.cli.options import (
     typed,
 )
 from tuner.app.listener import quiet_libraries
-from tuner.app.search.plan import make_plans
-from tuner.app.search.run import SearchedGpu, run_plans
 from tuner.app.target import Target, gpu_names, load_targets
 from tuner.core.errors import EXIT_FOUND, EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from tuner.searches.options import Mode, SearchOptions
@@ -83,6 +80,10 @@ def run_search(
     targets: Sequence[Target], options: SearchOptions, *, as_json: bool, quiet: bool
 ) -> int:
     """The whole command; returns its exit code."""
+    from tuner.app.cli.listening import Printer
+    from tuner.app.search.plan import make_plans  # numpy
+    from tuner.app.search.run import SearchedGpu, run_plans
+
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
         plans = make_plans(targets, options)

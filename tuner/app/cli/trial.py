@@ -31,7 +31,6 @@ from tuner.app.measuring import (
     on_processor,
     require_one_machine,
 )
-from tuner.app.search.prepare import measure_options
 from tuner.app.search.supported import is_predicted, require_lengths, require_supported, trial_job
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
@@ -262,6 +261,8 @@ def run_trial(
     data: DataFacts,
 ) -> Trial:
     """Predict for a GPU, then run. Raises `InputError` for what this device cannot run."""
+    from tuner.app.search.prepare import measure_options  # numpy
+
     margin_fraction = parse_margin(options.margin, gpu)
     prediction, profile = None, None
     if is_predicted(space, gpu):

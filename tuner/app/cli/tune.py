@@ -18,8 +18,8 @@ from tuner.app.cli.options import (
     set_option,
     subcommand,
 )
+from tuner.app.cli.results import write_asked
 from tuner.app.cli.search import run_search
-from tuner.app.programs import DEFAULT_TRIALS, ProgramOptions, tune_predicted, write_space
 from tuner.app.target import load_targets
 from tuner.core.errors import UnavailableError
 from tuner.core.expressions import settings_text, show
@@ -27,7 +27,7 @@ from tuner.core.units import format_size, significant
 from tuner.report.terminal.front import print_front
 from tuner.report.terminal.render import echo, print_fields, print_json, say
 from tuner.report.terminal.verdict import READ_AS, field_lines, print_lines
-from tuner.searches.options import Mode, SearchOptions
+from tuner.searches.options import TUNE_TRIALS, Mode, SearchOptions
 from tuner.space.gpus import get_gpu
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _OF_TRIALS = {
 @click.option(
     "--trials",
     type=click.IntRange(1),
-    default=DEFAULT_TRIALS,
+    default=TUNE_TRIALS,
     show_default=True,
     metavar="N",
     help="Trials to run, known ones included.",
@@ -121,6 +121,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     search`. With --predict nothing is run: it prints the front, and the change as a diff. Exit code
     1 if nothing fits.
     """
+    from tuner.app.programs import ProgramOptions, tune_predicted, write_space  # numpy
+
     if predict:
         _refuse_of_trials()
         gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
@@ -128,8 +130,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         found = tune_predicted(program, gpu, options, knobs)
         print_json(found.to_dict()) if as_json else _print_program_front(found)
         if write:
-            from tuner.app.cli.results import write_asked
-
             write_asked(found.change)
         return found.exit_code
     if model is not None or settings or write:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -21,6 +21,9 @@ from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.cost.speed.profile import DeviceProfile, find_profile
+from tuner.cost.step_details import MemoryTimeline
+from tuner.predict.memory_timeline import trace_timeline
+from tuner.predict.traces import Subject
 from tuner.report.memory_timeline import TimelineOf
 from tuner.report.report import write_view
 from tuner.searches.best import BestTrial
@@ -30,9 +33,6 @@ from tuner.searches.store import ResultsFolder
 from tuner.searches.view import View, build_view
 from tuner.space import SearchSpace
 from tuner.space.gpus import Gpu
-
-if TYPE_CHECKING:
-    from tuner.cost.step_details import MemoryTimeline
 
 MAX_BYTES = 16 * 1024 * 1024
 """A larger `best.yaml` is none."""
@@ -157,9 +157,6 @@ def timeline_of(
     space: SearchSpace, gpu: Gpu, profile: DeviceProfile | None, best: BestTrial
 ) -> MemoryTimeline | None:
     """The memory timeline of `best` in its limiting stage; None where nothing is predicted."""
-    from tuner.predict.memory_timeline import trace_timeline
-    from tuner.predict.traces import Subject
-
     if not is_predicted(space, gpu):
         return None
     stages = space.stage_configurations(best.configuration)

@@ -23,6 +23,7 @@ from tuner.app.measuring import Predicting, emulating
 from tuner.app.plausible import excluded_text
 from tuner.app.recommendation import Recommended, nothing_fits
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
+from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
 from tuner.app.search.supported import is_predicted
@@ -318,8 +319,6 @@ def _searches(
 
 
 def _predict(one: _Open, progress: _OnProgress, predictors: Predictors) -> list[SearchOutcome]:
-    from tuner.app.search.predicted import search_predicted  # numpy
-
     return [
         search_predicted(
             one.plan,
@@ -378,8 +377,6 @@ def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[
     """Write every file of every GPU type's folder, and return the searches with their views."""
     for one, result in ran:
         if one.is_predicted:
-            from tuner.app.search.predicted import keep_predictions  # numpy
-
             keep_predictions(one.plan, result.records)
         elif result.pruned or len(result.records) > result.reused:  # else nothing changed
             write_pruned(one.plan.target.folder, result.pruned)
