@@ -184,6 +184,15 @@ def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, row
     assert max(depths) == REPEATED[-1]
 
 
+@pytest.mark.parametrize("length", [4105, 8192])
+def test_one_long_row_fills_several_tiles(tmp_path, depths, length):
+    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "smollm2-360m", LAYERS))
+    configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
+    sizes = {"micro_batch": 1, "max_length": length, "loss": "chunked", "attention": "sdpa"}
+    require_same(subject, Configuration({**configuration, **sizes}), gpu)
+    assert depths == REPEATED
+
+
 def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))

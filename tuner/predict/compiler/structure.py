@@ -146,7 +146,8 @@ class Structure:
         steps = (5, 7)
         several_tiles = self.in_one_tile is False
         least = self.window if self.window is not None and self.beyond_window else 0
-        if several_tiles and self.single_sample:
+        is_long_row = several_tiles and self.single_sample
+        if is_long_row:
             least = max(least, TILE_TOKENS + 2)
         if least:
             unit *= -(-least // (5 * unit))
@@ -161,7 +162,7 @@ class Structure:
         check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
         is_limited = self.window is not None and self.settings.get("attention") != "eager"
         has_one_tile = self.in_one_tile or self.evaluated_in_one_tile
-        if not (is_limited or has_one_tile) and (self.positions or 37 * 128) >= 37 * 128:
+        if not (is_limited or has_one_tile or is_long_row) and (self.positions or 37 * 128) >= 37 * 128:
             unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:
