@@ -184,11 +184,24 @@ def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, row
     assert max(depths) == REPEATED[-1]
 
 
-@pytest.mark.parametrize("length", [4105, 8192])
-def test_one_long_row_fills_several_tiles(tmp_path, depths, length):
+@pytest.mark.parametrize("model", ["smollm2-360m", "gemma-3-1b", "tinyllama-1.1b", "gpt2"])
+def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
+    subject, traces = resolve_subject("causal_lm", model), Traces()
+    lengths = [n for n in (512, 700, 4097, 5000) if model != "gpt2" or n < 1024]
+    sizes = itertools.product(lengths, (1, 2), ("transformers", "chunked"))
+    for (configuration, gpu), (length, batch, loss) in itertools.product(drawn(6), sizes):
+        more = {"max_length": length, "micro_batch": batch, "loss": loss}
+        asked = Configuration({**configuration, **more})
+        structure = traces.structure(subject, asked, gpu)
+        (first, second), third = structure.probes()
+        for probe in (first, second, third):
+            assert traces.structure(subject, structure.configuration(probe), gpu) == structure
+
+
+def test_one_long_row_fills_several_tiles(tmp_path, depths):
     subject = resolve_subject("causal_lm", shallow_model(tmp_path, "smollm2-360m", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
-    sizes = {"micro_batch": 1, "max_length": length, "loss": "chunked", "attention": "sdpa"}
+    sizes = {"micro_batch": 1, "max_length": 8192, "loss": "chunked", "attention": "sdpa"}
     require_same(subject, Configuration({**configuration, **sizes}), gpu)
     assert depths == REPEATED
 

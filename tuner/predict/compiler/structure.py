@@ -161,8 +161,8 @@ class Structure:
                 unit //= 2
         check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
         is_limited = self.window is not None and self.settings.get("attention") != "eager"
-        has_one_tile = self.in_one_tile or self.evaluated_in_one_tile
-        if not (is_limited or has_one_tile or is_long_row) and (self.positions or 37 * 128) >= 37 * 128:
+        is_limited |= bool(self.in_one_tile or self.evaluated_in_one_tile or is_long_row)
+        if not is_limited and (self.positions or 37 * 128) >= 37 * 128:
             unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:

@@ -17,7 +17,6 @@ from torch import nn
 from tuner.core.errors import InputError, unknown
 from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training import attention_ways
 from tuner.predict.training.base import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.liger import apply_liger, use_shapes
@@ -27,7 +26,12 @@ from tuner.predict.training.losses import (
     use_liger_loss,
     use_loss,
 )
-from tuner.predict.training.program_ways import HEADS, with_fused_attention
+from tuner.predict.training.program_ways import (
+    ATTENTIONS,
+    HEADS,
+    register_attentions,
+    with_fused_attention,
+)
 from tuner.predict.training.quantized import (
     QUANTIZED,
     quantization_config,
@@ -131,8 +135,8 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
     skipped = require_quantization(
         model_config, settings.precision.weights, double_quant=settings.precision.double_quant
     )
-    if settings.update.attention in attention_ways.NAMES:
-        attention_ways.register()
+    if settings.update.attention in ATTENTIONS:
+        register_attentions()
     with torch.device("meta"):
         try:
             model = _class_of(model_config, settings).from_config(
