@@ -263,6 +263,26 @@ def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path: Pat
     assert json.loads(found.stdout)["source"] == "predicted"
 
 
+def test_where_no_change_keeps_the_training_another_method_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\n"
+        "SFTTrainer('Qwen/Qwen3-0.6B', SFTConfig(max_length=512, gradient_accumulation_steps=1,\n"
+        "           per_device_train_batch_size=1)).train()\n"
+    )
+    words = ["check", "train.py", "--gpu", "rtx4090", "--predict", "--gpu-memory"]
+    assert run([*words, "4GiB", "--json"]) == 1
+    (way,) = json.loads(capsys.readouterr().out)["otherwise"]  # shorter examples do not help
+    assert way["values"] == {"lora_rank": 16}
+    assert run([*words, "4GiB"]) == 1
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "otherwise" in one]
+    assert line.startswith("With --set lora_rank=16 it fits, trained otherwise: ")
+    assert run([*words, "4GiB", "--set", "lora_rank=16"]) == 0
+    assert f"fits: {line.split()[-7]}" in capsys.readouterr().out
+
+
 EVALUATED = """\
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -292,8 +312,9 @@ def test_an_evaluation_that_ends_the_program_is_named_with_the_batch_that_fits(
     assert run([*told, "--json", "train.py"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["program"]["ends_in"] == "evaluation"
-    assert found["smaller_evaluation"]["per_device_eval_batch_size"] == int(size)
-    assert found["smaller_evaluation"]["device_bytes"] < found["program"]["memory"]["device_bytes"]
+    (way,) = found["otherwise"]
+    assert way["values"] == {"per_device_eval_batch_size": int(size)}
+    assert way["device_bytes"] < found["program"]["memory"]["device_bytes"]
     assert found["suggestion"] is None
 
 

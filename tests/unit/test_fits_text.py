@@ -49,7 +49,11 @@ class _Runs:
     def with_values(self, wanted: list[Any], **how: Any) -> list[Any]:
         return [self.changed for _ in wanted]
 
-    def smaller_evaluation(self, found: Any) -> None: ...
+    def smaller_evaluation(self, found: Any) -> tuple[()]:
+        return ()
+
+    def other_methods(self, found: Any) -> tuple[()]:
+        return ()
 
     def get(self, knob: str) -> None: ...
 

@@ -63,6 +63,21 @@ def test_the_schedule_tells_the_steps_of_a_training(tmp_path, said, steps):
     assert schedule.steps(None, 32) == (steps if said == "max_steps=70" else None)
 
 
+def test_a_given_method_has_what_the_trainer_makes_of_it(tmp_path):
+    names = ("precision", "lora_rank", "adapter_dtype")
+    of = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    full = planned(tmp_path, SFT.format(f"**{of}", ""), precision="nf4", lora_rank=8)
+    assert knobs(full, *names) == ("nf4", 8, "bf16")  # TRL's adapters of a quantised model
+    of["model_init_kwargs"]["quantization_config"] = "BNB"
+    text = SFT.format(f"**{of}", "peft_config=LoraConfig(r=4)").replace("'BNB'", NF4)
+    assert knobs(planned(tmp_path, text), *names) == ("nf4", 4, "bf16")
+    assert planned(tmp_path, text, precision="bf16").configuration.get("adapter_dtype") in (
+        None,
+        "fp32",
+    )
+    assert knobs(planned(tmp_path, text, precision="bf16", lora_rank=0), *names[:2]) == ("bf16", 0)
+
+
 def test_sft_without_settings_is_full_training_in_fp32_under_bf16(tmp_path):
     plan = planned(tmp_path, SFT.format("output_dir='out'", ""))
     assert plan.model == MODEL

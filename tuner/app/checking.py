@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.app.program_oracle import ProgramOracle, RunAnswer, ignored
+from tuner.app.program_oracle import ProgramOracle, RunAnswer, Ways, ignored
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.expressions import settings_text, show
 from tuner.core.records import KnobValue, Verdict
@@ -87,8 +87,7 @@ class CheckedProgram:
 
     - `found` is the unchanged program; `needed` the same with more memory, if it ran out.
     - `settings` are those in its files and command; `ignored` says which have no effect.
-    - `evaluation` is the number of samples of an evaluation's batch with which it fits, where the
-      evaluation alone does not, and the answer with it.
+    - `otherwise` are settings that train otherwise and fit, or a batch of the evaluation that does.
     - `suggestion` fits and trains the same model; it is faster, if the program fits.
     - `least_bytes` is the smallest device memory of all runs.
     - `notes` say why no better change was searched for.
@@ -103,7 +102,7 @@ class CheckedProgram:
     runs: int = 0
     notes: tuple[str, ...] = ()
     log_tail: str = ""
-    evaluation: tuple[int, RunAnswer] | None = None
+    otherwise: Ways = ()
     pinned: tuple[str, ...] = ()
     """Releases that the program's environment pins otherwise than the prediction has them."""
     with_pinned: tuple[str, ...] = ()
@@ -138,11 +137,11 @@ def check_program(
     base = needed or found
     notes: list[str] = []
     suggestion, least_bytes = None, None
-    evaluation = None
+    otherwise: Ways = ()
     with contextlib.suppress(UnavailableError):
-        evaluation = runs.smaller_evaluation(base) if improve else None
+        otherwise = runs.smaller_evaluation(base) if improve else ()
     # A change of device memory does not help a host that has too little.
-    helps = _is_known(base) and not base.host_is_full and evaluation is None
+    helps = _is_known(base) and not base.host_is_full and not otherwise
     helps = helps and not (found.fits and found.time is None)  # nothing says what is faster
     if improve and helps and (text := _in_segments(runs, base)):
         notes.append(text)
@@ -151,6 +150,9 @@ def check_program(
         if search.is_possible:
             suggestion = search.best(fits=bool(found.fits))
             least_bytes = search.least_bytes
+        if found.fits is False and suggestion is None:
+            report("predicting other methods")
+            otherwise = runs.other_methods(base)
     return CheckedProgram(
         found=found,
         needed=needed,
@@ -161,7 +163,7 @@ def check_program(
         runs=runs.count,
         notes=tuple(notes),
         log_tail=log_tail,
-        evaluation=evaluation,
+        otherwise=otherwise,
     )
 
 

@@ -26,6 +26,7 @@ from tuner.core.records import (
     Speed,
     Verdict,
 )
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.supervised import Tail
 from tuner.cost.calibrate import widened
@@ -187,6 +188,8 @@ class PredictedProgram:
 Answer = TypeVar("Answer", Emulation, PredictedProgram)
 RunAnswer = Emulation | PredictedProgram
 Values = Mapping[str, KnobValue]
+Ways = Sequence[tuple[Values, RunAnswer]]
+"""Parameters to set, with the answer that they lead to."""
 
 
 @dataclass(slots=True)
@@ -194,14 +197,16 @@ class ProgramOracle(ABC, Generic[Answer]):
     """Answers how much memory and time a program takes on one GPU type.
 
     `gpus` are those of the machine, None for one per process that the program's launcher starts.
-    `given` are parameters that count more than the program's, for a prediction. `count` is the
-    number of answers so far, `log_tail` the end of the last output.
+    `given` are parameters that count more than the program's, for a prediction, and `model` that of
+    a program that does not specify it. `count` is the number of answers so far, `log_tail` the end
+    of the last output.
     """
 
     program: Program
     gpu: Gpu
     gpus: int | None = None
     margin_fraction: float | None = None
+    model: str | None = field(default=None, kw_only=True)
     given: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     count: int = field(default=0, init=False)
     log_tail: str = field(default="", init=False)
@@ -221,8 +226,32 @@ class ProgramOracle(ABC, Generic[Answer]):
         """The program with each of these changes; the reason for a change that is impossible."""
         return [self._changed(values, on_larger_gpu=on_larger_gpu) for values in wanted]
 
-    def smaller_evaluation(self, found: Answer) -> tuple[int, Answer] | None:
-        """The samples of an evaluation's batch with which it fits, where it alone does not."""
+    def smaller_evaluation(self, found: Answer) -> Ways:
+        """The batch of an evaluation with which it fits, where the evaluation alone does not."""
+        return ()
+
+    def other_methods(self, found: Answer) -> Ways:
+        """A method of training, and a length of examples, with which it fits; predicted."""
+        of = found.settings
+        adapters = {} if of.get("lora_rank") else {"lora_rank": 16}
+        in_bits = {} if of.get("precision") in QUANTIZED else {"precision": "nf4"}
+        kinds: tuple[Values, ...] = (adapters, {**adapters, **in_bits})
+        length = of.get("max_length")
+        shorter = [{"max_length": int(str(length)) // part} for part in (2, 4)] if length else []
+        return tuple(
+            way
+            for several in (kinds, shorter)
+            if (way := next(filter(None, map(self._fits_with, several)), None)) is not None
+        )
+
+    def _fits_with(self, values: Values) -> tuple[Values, PredictedProgram] | None:
+        given = {**self.given, **values}
+        oracle = ProgramPredictions(
+            self.program, self.gpu, self.gpus, self.margin_fraction, model=self.model, given=given
+        )
+        with contextlib.suppress(TunerError):
+            found = oracle.as_it_is() if values else None
+            return (values, found) if found is not None and found.fits else None
         return None
 
     def with_environment(self, environment: Mapping[str, str]) -> Answer:
@@ -242,12 +271,8 @@ class ProgramOracle(ABC, Generic[Answer]):
 
 @dataclass(slots=True)
 class ProgramPredictions(ProgramOracle[PredictedProgram]):
-    """Predictions from the settings of a program, which never runs.
+    """Predictions from the settings of a program, which never runs; `examples` are in its data."""
 
-    `model` is the model of a program that does not specify it, `examples` the number in its data.
-    """
-
-    model: str | None = None
     examples: int | None = None
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
@@ -286,7 +311,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             self._where, self._others = largest.plan.where, tuple(rest)
         return next((one for one in plan.others if one.where == self._where), plan)
 
-    def smaller_evaluation(self, found: PredictedProgram) -> tuple[int, PredictedProgram] | None:
+    def smaller_evaluation(self, found: PredictedProgram) -> Ways:
         """As in `ProgramOracle`: the program's own number, halved until it fits."""
         size = int(str(found.plan.configuration.get("eval_batch", 0))) if found.ends_in else 0
         while size := size // 2:
@@ -294,8 +319,8 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             plan = dataclasses.replace(found.plan, configuration=other)
             (smaller,) = self.predicted([(self.program, plan)])
             if smaller.fits and smaller.phases:
-                return size, smaller
-        return None
+                return (({"per_device_eval_batch_size": size}, smaller),)
+        return ()
 
     def predicted(self, planned: Sequence[tuple[Program, ProgramPlan]]) -> list[PredictedProgram]:
         """The predictions of programs with their plans."""

@@ -70,8 +70,8 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        known = (self.gpus, parse_margin(self.margin, gpu), self.model, self.examples)
-        return ProgramPredictions(program, gpu, *known, given=self.given)
+        known: Any = {"model": self.model, "given": self.given, "examples": self.examples}
+        return ProgramPredictions(program, gpu, self.gpus, parse_margin(self.margin, gpu), **known)
 
 
 def check(

@@ -15,6 +15,7 @@ from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import Argument, Arguments, Found, ProgramTraining
 from tuner.program.planned import HALVED, WORKLOAD, ProgramPlan, plan_training
+from tuner.program.reading import bitsandbytes_config
 from tuner.program.releases import known
 from tuner.space.models.catalogue import stored_format
 
@@ -66,9 +67,7 @@ def _script(model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None)
     groups: dict[str, tuple[str, dict[str, Any]]] = {}
     groups["model"] = ("AutoModelForCausalLM.from_pretrained", {"0": model, "dtype": dtype})
     if precision in QUANTIZED and stored_format(model) != precision:
-        in_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-        said = {"load_in_8bit": True} if precision == "int8" else {"load_in_4bit": True, **in_4bit}
-        groups["quantization"] = ("BitsAndBytesConfig", said)
+        groups["quantization"] = bitsandbytes_config(str(precision), dtype)
     if rank:
         groups["lora"] = ("LoraConfig", {"r": rank, "target_modules": targets})
     title = trainer.replace("Trainer", "Config") if trainer != "Trainer" else "TrainingArguments"

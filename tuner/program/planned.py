@@ -51,6 +51,7 @@ from tuner.program.reading import (
     evaluation_of,
     packed_rows,
     schedule_of,
+    with_method,
 )
 from tuner.program.recorded import record
 from tuner.program.trainer import MALFORMED, Planned, Reading, reading_of
@@ -153,7 +154,8 @@ def plan_program(
     read: list[tuple[Program, ProgramTraining, Reading | None, Planned | None]] = []
     with _malformed(program):
         for start in starts_of(program):
-            for training in read_trainings(start, gpu=gpu):
+            for found in read_trainings(start, gpu=gpu):
+                training = with_method(found, planner.given)
                 reading = reading_of(training.trainer)
                 planned = reading.plan(training) if reading is not None else None
                 read.append((start, training, reading, planned))

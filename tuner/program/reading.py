@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.core.records import KnobValue
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, SYNC
 from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program import releases
 from tuner.program.arguments import (
+    COMMAND_LINE,
     DTYPES,
     EMULATE,
     TABLES,
@@ -85,6 +87,37 @@ def schedule_of(training: ProgramTraining) -> Schedule:
     if arguments.is_unknown("max_steps") or steps is not None:
         return Schedule(None if steps is None else int(steps))
     return Schedule(epochs=said("num_train_epochs", "num_epochs", "max_epochs", "epochs"))
+
+
+def bitsandbytes_config(precision: str, compute_dtype: str) -> tuple[str, dict[str, Any]]:
+    """The call that quantises a model so, and its arguments."""
+    in_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute_dtype}
+    bits = {"load_in_8bit": True} if precision == "int8" else {"load_in_4bit": True, **in_4bit}
+    return "BitsAndBytesConfig", bits
+
+
+def with_method(training: ProgramTraining, given: Mapping[str, Any]) -> ProgramTraining:
+    """A script's training with the quantisation and the adapters that are `given`.
+
+    What follows from them is the trainer's: TRL keeps the adapters of a quantised model in bf16.
+    """
+    if not training.has("trainer"):
+        return training
+    precision, rank, groups = given.get("precision"), given.get("lora_rank"), dict(training.groups)
+    dtype = TORCH_DTYPES.get(str(given.get("compute_dtype")), "bfloat16")
+    config = bitsandbytes_config(str(precision), dtype) if precision in QUANTIZED else None
+    targets = given.get("lora_targets", "all-linear")
+    lora = ("LoraConfig", {"r": rank, "target_modules": targets}) if rank else None
+    for name, is_said, call in (
+        ("quantization", precision is not None, config),
+        ("lora", rank is not None, lora),
+    ):
+        if is_said and call is None:
+            groups.pop(name, None)
+        elif call is not None and name not in groups:
+            values = {key: Argument(value, COMMAND_LINE) for key, value in call[1].items()}
+            groups[name] = Arguments(call[0], values, training.found)
+    return replace(training, groups=groups)
 
 
 def length_of_rows(training: ProgramTraining) -> dict[str, KnobValue]:

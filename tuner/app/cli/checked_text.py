@@ -213,18 +213,25 @@ def change_texts(checked: CheckedProgram) -> list[str]:
             faster = f"{better.speedup:.2f} times as fast" if better.speedup else "faster"
             does = f"is {faster}"
         return [f"With this change it {does}: {_size(of)}"]
-    if checked.evaluation is not None:
-        batch, of = checked.evaluation
-        return [f"With --set per_device_eval_batch_size={batch} it fits: {_size(of)}"]
+    if checked.otherwise and checked.least_bytes is None:
+        return [*_otherwise(checked)]
     lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
     where = "Without PyTorch, not" if "without PyTorch" in "".join(lacking) else "Not"
     untried = [f"{where} every change could be tried."] if lacking else []
     if not checked.found.fits or checked.needed is not None:
-        return [*_nothing_fits(checked), *untried]
+        return [*_nothing_fits(checked), *_otherwise(checked), *untried]
     if checked.runs > 1:
         same = "" if lacking else " with the same effective batch, adapters and lengths"
         return [*untried, f"No {'other ' * bool(lacking)}change{same} is clearly faster."]
     return []
+
+
+def _otherwise(checked: CheckedProgram) -> Iterator[str]:
+    for values, of in checked.otherwise:
+        words = " ".join(f"--set {name}={show(value)}" for name, value in values.items())
+        does = "it fits" if "per_device_eval_batch_size" in values else "it fits, trained otherwise"
+        how = f" ({of.source})" if of.source != checked.source else ""
+        yield f"With {words} {does}{how}: {_size(of)}"
 
 
 def _size(of: RunAnswer) -> str:
@@ -402,12 +409,10 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
             "speedup": found.speedup,
             "found": found.found.to_dict(),
         },
-        "smaller_evaluation": None
-        if checked.evaluation is None
-        else {
-            "per_device_eval_batch_size": checked.evaluation[0],
-            "device_bytes": checked.evaluation[1].used_bytes,
-        },
+        "otherwise": [
+            {"values": dict(values), "source": of.source, "device_bytes": of.used_bytes}
+            for values, of in checked.otherwise
+        ],
         "least_bytes": checked.least_bytes,
         "runs": checked.runs,
         "notes": [*checked.pinned, *map(str.strip, _pinned_lines(checked)), *checked.notes],
