@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -244,12 +245,15 @@ def _nothing_fits(checked: CheckedProgram) -> list[str]:
         return []  # no change was tried
     budget = checked.found.budget
     share = budget.usable_bytes / budget.limit_bytes
-    larger = sorted(
-        (g for g in load_catalogue().values() if g.memory_bytes * share >= checked.least_bytes),
-        key=lambda gpu: gpu.memory_bytes,
-    )
-    names = ", ".join(gpu.id for gpu in larger[:3])
-    where = f": {names} would have room" if names else ""
+    prices = {
+        gpu.id: gpu.price_usd_per_hour or math.inf
+        for gpu in load_catalogue().values()
+        if gpu.memory_bytes * share >= checked.least_bytes
+    }
+    names = sorted(prices, key=prices.__getitem__)[:3]
+    if names and (price := prices[names[0]]) < math.inf:
+        names[0] += f" ({price:.3g} USD per hour)"
+    where = f": the cheapest with room are {', '.join(names)}" if names else ""
     return [
         "No change tried with the same effective batch, adapters and lengths fits.",
         f"The smallest takes {format_size(checked.least_bytes)}{where}.",
