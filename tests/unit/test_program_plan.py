@@ -54,7 +54,7 @@ SFT = "SFTTrainer(model='tiny-llama-3m', args=SFTConfig({}), {}).train()"
         ("", (939, True)),  # 3 epochs, the trainer's default, of 313 steps
         ("num_train_epochs=0.5", (157, True)),
         ("max_steps=70", (70, True)),
-        ("max_steps=len(rows)", (313, False)),  # nobody knows them: an epoch
+        ("max_steps=len(rows)", (313, False)),  # they are not known: an epoch
     ],
 )
 def test_the_schedule_tells_the_steps_of_a_training(tmp_path, said, steps):

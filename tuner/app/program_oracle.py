@@ -147,7 +147,7 @@ class PredictedProgram:
     def run_time(self) -> RunTime | None:
         """The time of the training, each example at full length; None if its steps aren't known.
 
-        Nobody knows how many rows examples are packed into.
+        The rows that examples are packed into aren't counted.
         """
         plan, time = self.plan, self.time
         is_packed = plan.configuration.get("padding") == "packed"

@@ -271,7 +271,10 @@ def _pace_fields(checked: CheckedProgram) -> list[Field]:
     if changed_s is not None:
         run = run and run.slowed(changed_s / pace.step_s)
         pace = Pace(changed_s, pace.samples, pace.tokens)
-    rows = "" if isinstance(base, Emulation) else " at full length"
+    rows = ""
+    if isinstance(base, PredictedProgram):
+        epochs = base.plan.schedule.epochs
+        rows = f"{f' of {epochs:g} epochs' if epochs else ''} at full length"
     paid = gpus_of(base)
     (label, speed), *others = pace_fields(pace, base.gpu, gpus=paid, run=run, rows=rows)
     return [(label, f"{speed} with the change" if changed_s is not None else speed), *others]
@@ -328,6 +331,8 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
         size = significant(one.used_bytes / GIB)
         yield f"{one.plan.where}: {one.plan.read_as}: {one.verdict}, {size} GiB"
     yield from checked.notes
+    if found.examples and found.time is not None and found.run_time is None:
+        yield "--examples tells no time: the rows that they are packed into aren't counted"
     data = "every sequence is of full length; data, logging and saving take no memory"
     yield f"assumed: {'; '.join((*plan.assumed, data))}"
 

@@ -160,9 +160,9 @@ class Structure:
             while steps[1] * unit > self.positions and unit > 1:
                 unit //= 2
         check_step = 11 if self.beyond_window or several_tiles else 3 if steps == (5, 7) else 1
-        is_limited = self.window is not None and self.settings.get("attention") != "eager"
-        is_limited |= bool(self.in_one_tile or self.evaluated_in_one_tile or is_long_row)
-        if not is_limited and (self.positions or 37 * 128) >= 37 * 128:
+        is_bounded = self.window is not None and self.settings.get("attention") != "eager"
+        is_bounded |= bool(self.in_one_tile or self.evaluated_in_one_tile or is_long_row)
+        if not is_bounded and (self.positions or 37 * 128) >= 37 * 128:
             unit, steps, check_step = 128, (29, 31), 37
         batches = (11, 7, 5)
         if self.in_one_tile:
