@@ -274,7 +274,7 @@ def _pace_fields(checked: CheckedProgram) -> list[Field]:
     rows = ""
     if isinstance(base, PredictedProgram):
         epochs = base.plan.schedule.epochs
-        rows = f"{f' of {epochs:g} epochs' if epochs else ''} at full length"
+        rows = f"{f' of {epochs:g} x the data' if epochs else ''} at full length"
     paid = gpus_of(base)
     (label, speed), *others = pace_fields(pace, base.gpu, gpus=paid, run=run, rows=rows)
     return [(label, f"{speed} with the change" if changed_s is not None else speed), *others]
