@@ -107,6 +107,30 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     assert [text.partition(" ")[2] for text in plan.left_out] == ["torch_empty_cache_steps"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{'load_in_4bit': True, 'bnb_4bit_compute_dtype': 'bfloat16'}",
+        f"dict(quantization_config={NF4})",
+    ],
+)
+def test_a_quantisation_in_a_dictionary_is_read(tmp_path, given):
+    text = f"args, model = SFTConfig(max_length=64, bf16=True), 'tiny-llama-3m'\nsaid = {given}\n"
+    text += "load = AutoModelForCausalLM.from_pretrained\n"
+    if given.startswith("dict"):
+        text += "args.model_init_kwargs = {**said, 'dtype': 'bfloat16'}\n"
+    else:
+        text += "model = load(model, dtype='bfloat16', quantization_config=said)\n"
+    plan = planned(tmp_path, text + "SFTTrainer(model, args, peft_config=LoraConfig(r=4)).train()")
+    assert knobs(plan, "precision", "compute_dtype") == ("nf4", "bf16")
+    assert plan.left_out == ()
+
+
+def test_a_default_that_is_said_is_not_named(tmp_path):
+    text = "SFTTrainer('tiny-llama-3m', args=SFTConfig(**SFTConfig().to_dict())).train()"
+    assert planned(tmp_path, text).left_out == ()
+
+
 def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
     text = (
         "B = 3\nDPOTrainer(model='tiny-llama-3m', args=DPOConfig(per_device_train_batch_size=B), "

@@ -173,7 +173,7 @@ def _joined(seen: Sequence[Seen]) -> Seen:
         return seen[0] if seen else Seen()
     first = seen[0]
     differing = {
-        knob: f"differs between trainings ({', '.join(one.where.get(knob, '') for one in seen)})"
+        knob: f"differs between trainings ({', '.join({o.where.get(knob, ''): 0 for o in seen})})"
         for knob in PROGRAM_NAMES
         if any(one.values.get(knob) != first.values.get(knob) for one in seen)
     }

@@ -58,6 +58,14 @@ class _Fields:
 
 
 class ConfigMeta(Meta):
+    def __getattr__(cls, name: str) -> Any:
+        """A default, as dataclasses have it; a name of an older release isn't there."""
+        if cls._known and "default" in (told := cls._fields.get(name, {})):
+            return revived(told["default"])
+        if name in RENAMED and not cls._open:
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
         if "output_dir" in made._fields:
@@ -83,6 +91,7 @@ class Config(metaclass=ConfigMeta):
         put(self, "_note", Note(cls._path, unknown.where(), (), given))
         return self
 
+    @unknown.Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = self._note.given = {**dict(zip(self._fields, args)), **kwargs}
         for name, told in self._fields.items():

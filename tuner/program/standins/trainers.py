@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.program.standins import record
+from tuner.program.standins import record, unknown
 from tuner.program.standins.configs import as_now, config
 from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
@@ -28,6 +28,7 @@ class Trainer(Holder):
     _path = "Thing"
     __call__ = Unknown.__call__
 
+    @unknown.Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         held, build = self.__dict__, self._note.given.get("model_init")
@@ -40,8 +41,13 @@ class Trainer(Holder):
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
             held["args"] = _arguments_of(self._path)
         held["model_wrapped"] = held.get("model")
-        if "peft_config" in self._note.given:
-            self._note.given["peft_config"] = as_now(self._note.given["peft_config"])
+        if (lora := self._note.given.get("peft_config")) is not None:
+            self._note.given["peft_config"] = as_now(lora)
+            own, is_trl = held.get("model"), self._path.startswith("trl.")
+            if is_trl and isinstance(own, Model) and own._note.extra.get("adapted") is not None:
+                release = str(importlib.import_module("trl").__version__)
+                if release[:2] != "0." and not own._path.startswith("unsloth"):
+                    raise ValueError("the model has adapters already: leave out peft_config")
         self._note.extra["early"] = record.described(held.get("args"))
         self._note.assigned.clear()
 

@@ -401,6 +401,23 @@ PATCHED: dict[type, set[str]] = {}
 """By class of a library: the methods that the program has replaced."""
 
 
+class Signed:
+    """An `__init__` with the parameters that the table of its class has."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __get__(self, held: Any, cls: Any) -> Any:
+        if held is not None:
+            return types.MethodType(self.own, held)
+
+        def init(*args: Any, **kwargs: Any) -> None:
+            self.own(*args, **kwargs)
+
+        init.__signature__ = cls.__signature__  # type: ignore[attr-defined]
+        return init
+
+
 class Meta(ABCMeta):
     """The class of stand-ins' classes: every attribute is there, and `isinstance` can be asked."""
 
@@ -418,6 +435,27 @@ class Meta(ABCMeta):
             made = Name(f"{path}.{name}")
         type.__setattr__(cls, name, made)
         return made
+
+    @property
+    def __signature__(cls) -> Any:
+        """The parameters of the library's class; None of a class with an `__init__` of its own."""
+        init = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+        table = CLASSES.get(getattr(cls, "_path", "")) if isinstance(init, Signed) else None
+        if table is None:
+            return None
+        import inspect
+
+        kind, fields = inspect.Parameter, table["fields"]
+        positional = table.get("parameters", fields)
+        made = [
+            kind(
+                name,
+                kind.POSITIONAL_OR_KEYWORD if name in positional else kind.KEYWORD_ONLY,
+                default=each.get("default", kind.empty),
+            )
+            for name, each in fields.items()
+        ]
+        return inspect.Signature(made, __validate_parameters__=False)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         type.__setattr__(cls, name, value)
@@ -457,6 +495,7 @@ class Thing(Unknown, metaclass=Meta):
         put(self, "_note", Note(cls._path, where(), args, kwargs))
         return self
 
+    @Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._note.take(args, kwargs)
 
