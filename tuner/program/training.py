@@ -148,9 +148,11 @@ class _Reader:
         found, trainer, model = Found(), row["trainer"], row.get("model")
         call = self.arguments(trainer, found)
         groups = {"trainer": call, **self._groups(row, found, ("arguments",))}
-        where = self.places.at(trainer.get("where"))
+        where, path = self.places.at(trainer.get("where")), self._library(trainer)
+        word = last(path)
+        kind = _KINDS.get((path.partition(".")[0], word), path if word == "Trainer" else word)
         training = ProgramTraining(
-            self._kind(trainer), groups, found, has_bf16=self.has_bf16, where=where,
+            kind, groups, found, has_bf16=self.has_bf16, where=where,
             evaluates=row.get("evaluates") is True,
         )  # fmt: skip
         self._undecided(found, row.get("arguments"), call.where("args"))
@@ -502,11 +504,6 @@ class _Reader:
         libraries = {*self.recorded.standins, *self.recorded.absent, *trained}
         names: list[str] = [one["class"], *(one.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
-
-    def _kind(self, trainer: Row) -> str:
-        path = self._library(trainer)
-        root, word = path.partition(".")[0], last(path)
-        return _KINDS.get((root, word), path if word == "Trainer" else word)
 
 
 def _cast(name: str, at: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:

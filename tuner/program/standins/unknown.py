@@ -404,18 +404,20 @@ PATCHED: dict[type, set[str]] = {}
 class Signed:
     """An `__init__` with the parameters that the table of its class has."""
 
-    def __init__(self, own: Any) -> None:
-        self.own = own
+    def __init__(self, own: Any, cls: Any = None) -> None:
+        self.own, self.cls = own, cls
 
     def __get__(self, held: Any, cls: Any) -> Any:
-        if held is not None:
-            return types.MethodType(self.own, held)
+        return Signed(self.own, cls) if held is None else types.MethodType(self.own, held)
 
-        def init(*args: Any, **kwargs: Any) -> None:
-            self.own(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.own(*args, **kwargs)
 
-        init.__signature__ = cls.__signature__  # type: ignore[attr-defined]
-        return init
+    def __getattr__(self, name: str) -> Any:
+        signature = self.cls.__signature__
+        if name == "__code__" and signature is not None:
+            return types.SimpleNamespace(co_varnames=("self", *signature.parameters))
+        return signature if name == "__signature__" else getattr(self.own, name)
 
 
 class Meta(ABCMeta):
@@ -445,15 +447,10 @@ class Meta(ABCMeta):
             return None
         import inspect
 
-        kind, fields = inspect.Parameter, table["fields"]
-        positional = table.get("parameters", fields)
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
         made = [
-            kind(
-                name,
-                kind.POSITIONAL_OR_KEYWORD if name in positional else kind.KEYWORD_ONLY,
-                default=each.get("default", kind.empty),
-            )
-            for name, each in fields.items()
+            inspect.Parameter(name, kind, default=each.get("default", empty))
+            for name, each in table["fields"].items()
         ]
         return inspect.Signature(made, __validate_parameters__=False)
 
