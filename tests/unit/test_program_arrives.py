@@ -162,4 +162,5 @@ def test_of_several_trainings_the_largest_is_the_answer_and_each_is_told(
     text = "for r in (2, 64, 4):\n    " + SFT.format("max_length=r * 8", lora)
     planned(tmp_path, text)
     assert run(words) == 0
-    assert "LoRA 64, batch 8 x 1, length 512, " in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "read as fp32 with bf16, LoRA 64, batch 8 x 1, length 512, " in out

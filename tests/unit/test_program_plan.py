@@ -943,6 +943,8 @@ def test_an_option_that_the_training_does_not_follow_is_told(tmp_path):
     plan = planned(tmp_path, text, *words)
     told = [note for note in plan.notes if "--" in note]
     assert told == ["--batch_size is 2, and the training has micro_batch=8"]
+    behind = planned(tmp_path, text, "--max_length", "64", "lora", micro_batch=2)
+    assert not [note for note in behind.notes if "--" in note]
     assert not [n for n in planned(tmp_path, text, *words, micro_batch=2).notes if "--batch" in n]
 
 
