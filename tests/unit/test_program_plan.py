@@ -937,6 +937,7 @@ def test_an_attribute_that_no_trainer_reads_has_no_effect(tmp_path):
 def test_an_option_that_the_training_does_not_follow_is_told(tmp_path):
     text = "import argparse\np = argparse.ArgumentParser()\n"
     text += "p.add_argument('--batch_size', type=int)\np.add_argument('--max_length', type=int)\n"
+    text += "p.add_argument('task', nargs='?')\n"
     text += "a = p.parse_args()\nargs = SFTConfig('out', max_length=a.max_length)\n"
     text += "SFTTrainer(model='tiny-llama-3m', args=args).train()"
     words = ("--batch_size", "2", "--max_length", "64")

@@ -31,7 +31,6 @@ STORED = "stored"
 PEFT_DEFAULT = "peft's default"
 """In place of names of modules: those that peft has for the kind of model."""
 
-
 NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
 
