@@ -25,7 +25,7 @@ from tuner.predict.compiler.alignment import (
     shared_rule,
 )
 from tuner.predict.predict import step_work
-from tuner.predict.traces import Traces, is_sized, resolve_subject
+from tuner.predict.traces import Subject, Traces, is_sized
 from tuner.predict.tracing.trace import trace
 
 LAYERS = 18
@@ -113,21 +113,21 @@ def executed(traced, configuration, gpu):
 
 @pytest.mark.parametrize(("configuration", "gpu"), [*drawn(2)])
 def test_a_model_of_equal_layers_is_traced_in_part(tmp_path, depths, configuration, gpu):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     require_same(subject, configuration, gpu)
     assert depths == REPEATED
 
 
 def test_the_text_of_a_model_of_images_is_traced_in_part(tmp_path, depths):
     """Its class is another one than that of a model of text alone."""
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-vl-3b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-vl-3b", LAYERS))
     ((configuration, gpu),) = drawn(1)
     require_same(subject, configuration, gpu)
     assert depths == REPEATED
 
 
 def test_what_fails_in_a_model_of_few_layers_is_traced_as_a_whole(tmp_path, monkeypatch, caplog):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     ((configuration, gpu),) = drawn(1)
 
     def only_at_full_depth(workload, model, configuration, **options):
@@ -142,7 +142,7 @@ def test_what_fails_in_a_model_of_few_layers_is_traced_as_a_whole(tmp_path, monk
 
 
 def test_what_fails_at_full_depth_is_not_hidden(tmp_path, monkeypatch):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     ((configuration, gpu),) = drawn(1)
 
     def broken(*_, **__):
@@ -164,7 +164,7 @@ SIZES = [
 
 
 def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, depths):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
     traces = Traces()
     for number, sizes in enumerate(SIZES):
@@ -175,7 +175,7 @@ def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, dep
 
 @pytest.mark.parametrize("rows", [(2, 8), (8, 2), (1, 8)])
 def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, rows):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
     sizes = {"micro_batch": rows[0], "eval_batch": rows[1], "max_length": 1500}
     asked = Configuration({**configuration, **sizes, "loss": "chunked"})
@@ -208,7 +208,7 @@ def test_one_long_row_fills_several_tiles(tmp_path, depths):
 
 def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     ((configuration, gpu),) = drawn(1)
     first, second = (Traces().of(subject, configuration, gpu).course for _ in range(2))
     for name in ("events", "sizes_bytes", "rows"):
@@ -219,7 +219,7 @@ def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):
 
 @pytest.mark.proof
 def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "mistral-7b-v0.1", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "mistral-7b-v0.1", LAYERS))
     number = 5
     for configuration, gpu in drawn(number):
         require_same(subject, configuration, gpu)
@@ -229,7 +229,7 @@ def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True, "precision": "bf16"}])
 def test_layers_of_two_kinds_that_take_turns_are_traced_in_part(depths, changes):
     """Beyond the window, where one kind has a mask and the other none."""
-    subject = resolve_subject("causal_lm", "gemma-3-4b-text")
+    subject = Subject("causal_lm", "gemma-3-4b-text")
     ((configuration, gpu),) = drawn(1)
     asked = Configuration({**configuration, "attention": "sdpa", "max_length": 1280, **changes})
     require_same(subject, asked, gpu, allocated_rel=1e-3)
@@ -240,7 +240,7 @@ def test_layers_of_two_kinds_that_take_turns_are_traced_in_part(depths, changes)
 def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, model):
     """By their parameters, and by a setting that the configuration does not call a kind."""
     monkeypatch.setattr(deepening, "LEAST_LAYERS", (2, 2))
-    subject = resolve_subject("causal_lm", model)
+    subject = Subject("causal_lm", model)
     ((configuration, gpu),) = drawn(1)
     structure = Traces().structure(subject, configuration, gpu)
     deepening.sized_timeline(subject.workload, subject.model_config, structure)
@@ -252,7 +252,7 @@ def test_models_of_one_shape_have_one_timeline():
     ((configuration, gpu),) = drawn(1)
     found = []
     for model in ("llama-3-8b", "llama-3.1-8b"):
-        subject = resolve_subject("causal_lm", model)
+        subject = Subject("causal_lm", model)
         structure = Traces().structure(subject, configuration, gpu)
         sized = deepening.sized_timeline(subject.workload, subject.model_config, structure)
         found.append((subject.architecture.digest, structure.key, to_arrays(sized)))

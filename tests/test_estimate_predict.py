@@ -44,6 +44,13 @@ def test_what_a_gpu_cannot_do_is_said(gpu, values, where):
         assert len(problem.message.split(": ", 1)[1]) > 10  # the reason
 
 
+def test_fp16_weights_have_no_gradients_to_scale():
+    trained = configuration(precision="fp16", mixed_precision="fp16", lora_rank=0)
+    (problem,) = check_supported(trained, A6000)
+    assert "load the weights in fp32" in problem.message
+    assert not check_supported(trained.replace(lora_rank=4), A6000)
+
+
 def test_full_fine_tuning_of_packed_weights_is_bad_input(subject):
     with pytest.raises(InputError, match=r"full fine-tuning .* nf4") as caught:
         predict(subject, configuration(precision="nf4", lora_rank=0), A6000)

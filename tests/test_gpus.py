@@ -102,7 +102,7 @@ def test_every_number_says_where_it_comes_from(gpu):
     groups |= {"nccl"} if gpu.nccl_channels is not None else set()
     assert set(gpu.sources) == groups
     assert all(len(text) > 10 for text in gpu.sources.values())
-    assert (gpu.price_date is not None) == (gpu.price_source is not None) == priced
+    assert (gpu.price_date is not None) == ("price" in gpu.sources) == priced
 
 
 @every_gpu()
@@ -264,7 +264,7 @@ def test_a_card_with_ecc_on_is_the_same_type_with_less_memory():
 def test_memory_and_price_can_be_given():
     gpu = get_gpu("a6000", memory_bytes=80 * GIB, price_usd_per_hour=0.4)
     assert (gpu.memory_bytes, gpu.price_usd_per_hour, gpu.price_date) == (80 * GIB, 0.4, None)
-    assert gpu.sources["memory"] == gpu.price_source == "given by the user"
+    assert gpu.sources["memory"] == gpu.sources["price"] == "given by the user"
     assert get_gpu("a6000").memory_bytes != gpu.memory_bytes, "the catalogue stays as it is"
 
 
@@ -308,7 +308,7 @@ def test_an_entry_of_the_user_replaces_a_shipped_one(own_file):
     text = "gpus: {a6000: {like: a6000, price_usd_per_hour: 0.33, price_date: 2026-11-01}}"
     gpu = get_gpu("RTX A6000", extra=own_file(text))
     assert gpu.price_usd_per_hour == 0.33
-    assert gpu.price_source == "own.yaml:1"
+    assert gpu.sources["price"] == "own.yaml:1"
     assert (gpu.memory_bytes, gpu.sources["memory"]) == (
         get_gpu("a6000").memory_bytes,
         get_gpu("a6000").sources["memory"],

@@ -158,3 +158,9 @@ def test_of_several_trainings_the_largest_is_the_answer_and_each_is_told(
     assert "length 2048, checkpointing, adamw_torch_fused, DPO" in out
     assert "train.py:8 is the largest of 2 trainings" in out
     assert "train.py:7: fp32 with bf16, LoRA 4, batch 8 x 1, length 1024" in out
+    lora = "peft_config=LoraConfig(r=r)"
+    text = "for r in (2, 64, 4):\n    " + SFT.format("max_length=r * 8", lora)
+    planned(tmp_path, text)
+    assert run(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "read as fp32 with bf16, LoRA 64, batch 8 x 1, length 512, " in out

@@ -137,6 +137,30 @@ def test_an_adapter_of_a_quantised_model_is_bf16_with_sft(tmp_path):
     assert [text.partition(" ")[2] for text in plan.left_out] == ["torch_empty_cache_steps"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{'load_in_4bit': True, 'bnb_4bit_compute_dtype': 'bfloat16'}",
+        f"dict(quantization_config={NF4})",
+    ],
+)
+def test_a_quantisation_in_a_dictionary_is_read(tmp_path, given):
+    text = f"args, model = SFTConfig(max_length=64, bf16=True), 'tiny-llama-3m'\nsaid = {given}\n"
+    text += "load = AutoModelForCausalLM.from_pretrained\n"
+    if given.startswith("dict"):
+        text += "args.model_init_kwargs = {**said, 'dtype': 'bfloat16'}\n"
+    else:
+        text += "model = load(model, dtype='bfloat16', quantization_config=said)\n"
+    plan = planned(tmp_path, text + "SFTTrainer(model, args, peft_config=LoraConfig(r=4)).train()")
+    assert knobs(plan, "precision", "compute_dtype") == ("nf4", "bf16")
+    assert plan.left_out == ()
+
+
+def test_a_default_that_is_said_is_not_named(tmp_path):
+    text = "SFTTrainer('tiny-llama-3m', args=SFTConfig(**SFTConfig().to_dict())).train()"
+    assert planned(tmp_path, text).left_out == ()
+
+
 def test_preference_training_has_two_sequences_and_a_reference(tmp_path):
     text = (
         "B = 3\nDPOTrainer(model='tiny-llama-3m', args=DPOConfig(per_device_train_batch_size=B), "
@@ -943,12 +967,15 @@ def test_an_attribute_that_no_trainer_reads_has_no_effect(tmp_path):
 def test_an_option_that_the_training_does_not_follow_is_told(tmp_path):
     text = "import argparse\np = argparse.ArgumentParser()\n"
     text += "p.add_argument('--batch_size', type=int)\np.add_argument('--max_length', type=int)\n"
+    text += "p.add_argument('task', nargs='?')\n"
     text += "a = p.parse_args()\nargs = SFTConfig('out', max_length=a.max_length)\n"
     text += "SFTTrainer(model='tiny-llama-3m', args=args).train()"
     words = ("--batch_size", "2", "--max_length", "64")
     plan = planned(tmp_path, text, *words)
     told = [note for note in plan.notes if "--" in note]
     assert told == ["--batch_size is 2, and the training has micro_batch=8"]
+    behind = planned(tmp_path, text, "--max_length", "64", "lora", micro_batch=2)
+    assert not [note for note in behind.notes if "--" in note]
     assert not [n for n in planned(tmp_path, text, *words, micro_batch=2).notes if "--batch" in n]
 
 

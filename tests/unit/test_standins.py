@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tuner.program.releases import classes, releases
+from tuner.program.releases import RENAMED, classes, releases
 
 LIBRARIES = ["transformers", "trl", "peft", "accelerate", "torch", "bitsandbytes"]
 GPU = {
@@ -61,6 +61,7 @@ def read(folder: Any, text: str, *words: str, seed: int = 0, **request: Any) -> 
         "gpu": GPU,
         "classes": _classes(),
         "releases": releases(LIBRARIES),
+        "renamed": dict(RENAMED),
         "seconds": 20,
         "memory_bytes": 2**31,
         "scratch": str(folder / "scratch"),
@@ -141,6 +142,22 @@ args = SFTConfig(**{**SFTConfig("o").to_dict(), "per_device_train_batch_size": 7
 args = SFTConfig(**{**dataclasses.asdict(SFTConfig("o")), "per_device_train_batch_size": 7})
 ---
 if (n := 7) and __name__ == "__main__": args = SFTConfig("o", per_device_train_batch_size=n)
+---
+import inspect; said = {"per_device_train_batch_size": 7, "gone": 1, "output_dir": "o"}
+args = SFTConfig(**{k: v for k, v in said.items() if k in inspect.signature(SFTConfig).parameters})
+---
+import inspect; said = {"per_device_train_batch_size": 7, "gone": 1, "output_dir": "o"}
+args = SFTConfig(**{k: v for k, v in said.items() if k in inspect.getfullargspec(SFTConfig.__init__).args})
+---
+import inspect; its = inspect.signature(type("Mine", (SFTTrainer,), {}).__init__).parameters
+args = SFTConfig("o", per_device_train_batch_size=7 if "processing_class" in its and "tokenizer" not in its else 1)
+---
+import inspect
+class Mine(SFTTrainer):
+    def __init__(self, rows, **given): super().__init__(**given)
+args = SFTConfig("o", per_device_train_batch_size=7 if [*inspect.signature(Mine).parameters] == ["rows", "given"] else 1)
+---
+args = SFTConfig("o", per_device_train_batch_size=SFTConfig.per_device_train_batch_size - 1 - hasattr(SFTConfig, "max_seq_length"))
 ---
 sys.argv += ["--bs=7"]; args = SFTConfig("o", per_device_train_batch_size=int(sys.argv[-1].split("=")[1]))
 """  # noqa: E501
@@ -266,6 +283,13 @@ def test_every_way_to_quantize(tmp_path, text, right):
         return quantization is not None and quantization["values"]["load_in_4bit"]
 
     check(tmp_path, text, "SFTTrainer(model, args=SFTConfig('o')).train()", four, right)
+
+
+def test_a_second_adapter_ends_the_program_as_in_trl(tmp_path):
+    text = f"{IMPORTS}\nmodel = AutoModelForCausalLM.from_pretrained('m')\n"
+    text += "model = get_peft_model(model, lora := LoraConfig())\n"
+    text += "SFTTrainer(model, peft_config=lora).train()"
+    assert "leave out peft_config" in read(tmp_path, text)["ended"]["text"]
 
 
 # -- what is recorded ------------------------------------------------------------------------------

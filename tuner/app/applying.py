@@ -15,7 +15,7 @@ from tuner.core.errors import InputError, Problem, TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
 from tuner.program.changes import Change, FileSetting, by_hand, change
-from tuner.program.edit.place import Location, is_same, is_wanted
+from tuner.program.edit.place import Location, is_same, is_wanted, spot
 from tuner.program.edit.source import SETTINGS_FILES, SourceFile, checked
 from tuner.program.edit.write import read_bytes
 from tuner.program.planned import plan_program
@@ -198,7 +198,7 @@ def _at_key(
             continue
         problem = places[0].problem
         if len(places) > 1:
-            where = ", ".join(f"{p.spot} ({show_path(p.path)})" for p in places)
+            where = ", ".join(f"{spot(p.cell, p.line)} ({show_path(p.path)})" for p in places)
             problem = f"is there {len(places)} times: {where}"
         yield word, places[0], problem
 

@@ -156,8 +156,9 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
         plan = plan_program(read, options.given, options.model, gpus=options.gpus)
         if plan.others:
             first = next(iter(load_catalogue().values()))
-            where = replace(options, margin=None).predictions(read, first).plan(read).where
-            plan = next(one for one in (plan, *plan.others) if one.where == where)
+            asked = replace(options, margin=None).predictions(read, first)
+            asked.plan(read)
+            plan = (plan, *plan.others)[: (asked.largest or 0) + 1][-1]
         predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
         in_fp16: list[ProgramPlan] = []
 

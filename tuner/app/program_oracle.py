@@ -271,13 +271,16 @@ class ProgramOracle(ABC, Generic[Answer]):
 
 @dataclass(slots=True)
 class ProgramPredictions(ProgramOracle[PredictedProgram]):
-    """Predictions from the settings of a program, which never runs; `examples` are in its data."""
+    """Predictions from the settings of a program, which never runs.
+
+    `examples` are in its data, `largest` is the place of the training that takes the most memory.
+    """
 
     examples: int | None = None
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
     _others: tuple[PredictedProgram, ...] = field(default=(), init=False)
-    _where: str | None = field(default=None, init=False)
+    largest: int | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
     @property
@@ -297,19 +300,19 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         Raises `InputError` as `plan_program` does.
         """
         plan = plan_program(program, self.given, self.model, gpus=self.gpus, gpu=self.gpu)
-        if not plan.others:
+        every = (plan, *plan.others)
+        if len(every) == 1:
             return plan
-        if self._where is None:
+        if self.largest is None:
             alone = [dataclasses.replace(self) for _ in plan.others]  # a predictor has one model
             each = [
                 oracle.predicted([(program, one)])[0]
-                for oracle, one in zip((self, *alone), (plan, *plan.others), strict=True)
+                for oracle, one in zip((self, *alone), every, strict=True)
             ]
             self.predictor = None
-            each.sort(key=lambda one: one.used_bytes)
-            *rest, largest = each
-            self._where, self._others = largest.plan.where, tuple(rest)
-        return next((one for one in plan.others if one.where == self._where), plan)
+            *rest, self.largest = sorted(range(len(each)), key=lambda at: each[at].used_bytes)
+            self._others = tuple(each[at] for at in rest)
+        return every[: self.largest + 1][-1]  # a change may make two alike
 
     def smaller_evaluation(self, found: PredictedProgram) -> Ways:
         """As in `ProgramOracle`: the program's own number, halved until it fits."""

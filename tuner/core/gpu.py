@@ -85,11 +85,6 @@ class Gpu:
         major, minor = self.compute_capability
         return ARCHITECTURES.get((major, minor), f"compute capability {major}.{minor}")
 
-    @property
-    def price_source(self) -> str | None:
-        """The source of the price; None without a price."""
-        return self.sources.get("price") if self.price_usd_per_hour is not None else None
-
     def unsupported_reason(self, precision: str) -> str | None:
         """Why a configuration of this `precision` cannot run here, or None when it can.
 

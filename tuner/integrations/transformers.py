@@ -16,6 +16,7 @@ from tuner.emulator.inside.arrived import settings_of_arguments, settings_of_mod
 from tuner.integrations.expected import Asked
 from tuner.integrations.reporting import Reporter, callback_class
 from tuner.integrations.watching import RunFacts
+from tuner.program.arguments import DTYPES
 from tuner.program.trainers.trl import is_before
 from tuner.space.gpus import match_device
 
@@ -132,15 +133,14 @@ def _quantized(model: Any, quantization: Any) -> dict[str, Any]:
         for name, parameter in model.named_parameters()
         if parameter.dtype.is_floating_point
     }
-    words = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     found: dict[str, Any] = {
         "kbit_preparation": "peft" if floats.get("base") == "float32" else "none",
-        "adapter_dtype": words.get(floats.get("adapter", ""), "fp32"),
+        "adapter_dtype": DTYPES.get(floats.get("adapter", ""), "fp32"),
     }
     if get("load_in_4bit") or get("_load_in_4bit"):
         computed = str(get("bnb_4bit_compute_dtype")).removeprefix("torch.")
         found["precision"] = "nf4"  # fp4 has the same sizes
-        found["compute_dtype"] = words.get(computed, "fp32")
+        found["compute_dtype"] = DTYPES.get(computed, "fp32")
         found["double_quant"] = bool(get("bnb_4bit_use_double_quant"))
     return found
 

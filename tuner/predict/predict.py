@@ -110,14 +110,19 @@ def _flash_attention_problems(configuration: Configuration, gpu: Gpu) -> list[Pr
 
 def _scaling_problems(configuration: Configuration) -> list[Problem]:
     """Gradients in a dtype without a kernel in PyTorch's scaler, which fp16 needs."""
-    dtype, mixed = (configuration.get(name) for name in ("adapter_dtype", "mixed_precision"))
-    if dtype != "bf16" or mixed != "fp16" or not configuration.get("lora_rank"):
+    given, rank = configuration.get, configuration.get("lora_rank")
+    name, dtype, instead = "adapter_dtype", "bf16", "train with bf16=True"
+    if rank == 0:
+        name, dtype, instead = "precision", "fp16", "load the weights in fp32"
+    is_own = rank is None or (rank == 0 and given("program_ways"))  # which may keep other copies
+    if given("mixed_precision") != "fp16" or given(name) != dtype or is_own:
         return []
+    shown = f"{dtype} (as TRL keeps those of a quantised model)" if dtype == "bf16" else dtype
     reason = (
-        "bf16 (as TRL keeps those of a quantised model) with mixed_precision fp16: PyTorch's "
-        "gradient scaler takes no gradients in bf16, and the first step fails; train with bf16=True"
+        f"{shown} with mixed_precision fp16: PyTorch's gradient scaler takes no gradients in "
+        f"{dtype}, and the first step fails; {instead}"
     )
-    return [Problem(reason, where="adapter_dtype")]
+    return [Problem(reason, where=name)]
 
 
 def predict(

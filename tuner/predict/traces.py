@@ -87,11 +87,6 @@ class Subject:
         return self
 
 
-def resolve_subject(workload: str, model: str) -> Subject:
-    """Look both names up. Raises `InputError` for names that do not exist."""
-    return Subject(workload, model).resolve()
-
-
 class Traces:
     """Traces of one model that are kept to price them on many GPU types.
 

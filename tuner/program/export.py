@@ -60,7 +60,11 @@ def export(
         body, unsaid = _body(found, settings), chosen.unsaid
     left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
     use = found.use if isinstance(found.use, str) else found.use(settings)
-    return Exported(_with_header(found, body, [title, f"For: {use}"], left_out), left_out)
+    lines = [title, f"For: {use}", *(["Not representable here:"] if left_out else [])]
+    lines += [f"  {line}" for line in left_out]
+    if found.suffix in (".yaml", ".py"):  # others have no comments
+        body = "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
+    return Exported(body, left_out)
 
 
 def _body(found: Format, settings: dict[str, Any]) -> str:
@@ -70,15 +74,6 @@ def _body(found: Format, settings: dict[str, Any]) -> str:
         parts = settings.items()
         return "\n".join(f"{n} = {pprint.pformat(part, sort_dicts=False)}\n" for n, part in parts)
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _with_header(found: Format, body: str, lines: list[str], left_out: tuple[str, ...]) -> str:
-    """JSON and command lines have no comments; what is left out is said on stderr alone."""
-    if found.suffix not in (".yaml", ".py"):
-        return body
-    if left_out:
-        lines = [*lines, "Not representable here:", *(f"  {line}" for line in left_out)]
-    return "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
 
 
 def command_line(flags: Mapping[str, KnobValue]) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,32 +57,25 @@ def _launch(program: Program) -> Launch:
     for start, word in enumerate(words[:end]):
         module = words[start + 1] if word == "-m" and start + 1 < end else ""
         if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
-            return _torchrun(program.command[start + 1 : end])
+            options, launch = options_of(program.command[start + 1 : end]), Launch(processes=None)
+            per_machine = str(options.get("nproc_per_node", 1))
+            if per_machine not in ("gpu", "auto"):  # one for each GPU
+                launch.processes = launch.whole("torchrun --nproc-per-node", per_machine)
+            machines = str(options.get("nnodes", 1)).rpartition(":")[2]
+            launch.set_machines("torchrun --nnodes", machines)
+            return launch
         if "accelerate" in (word.removesuffix("-launch"), module.partition(".")[0]):
             return accelerate.launch(program, options_of(program.command[start + 1 : end]))
         if word in ("mpirun", "mpiexec"):
-            return _mpi(words[start:end])
+            launch = Launch()
+            for name, value in pairwise(words[start:end]):
+                if name in ("-np", "-n", "--np"):
+                    launch.processes = launch.whole(f"mpirun {name}", value)
+            return launch
         if word == "deepspeed":
             return deepspeed.launch(program.command[start + 1 : end])
     tool = trainer_named(program.trainer)
     return tool.launch(program) if tool and tool.launch else Launch(starts_ranks=False)
-
-
-def _torchrun(words: Sequence[str]) -> Launch:
-    options, launch = options_of(words), Launch(processes=None)
-    per_machine = str(options.get("nproc_per_node", 1))
-    if per_machine not in ("gpu", "auto"):  # one for each GPU
-        launch.processes = launch.whole("torchrun --nproc-per-node", per_machine)
-    launch.set_machines("torchrun --nnodes", str(options.get("nnodes", 1)).rpartition(":")[2])
-    return launch
-
-
-def _mpi(words: Sequence[str]) -> Launch:
-    launch = Launch()
-    for name, value in pairwise(words):
-        if name in ("-np", "-n", "--np"):
-            launch.processes = launch.whole(f"mpirun {name}", value)
-    return launch
 
 
 def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) -> dict[str, Any]:

@@ -306,7 +306,9 @@ class _Planner:
         start = program.command.index(program.main) if program.main else len(program.command)
         for name, value in options_of(program.command[start:]).items():
             knob = next((k for k, names in PROGRAM_NAMES.items() if name in names), "")
-            if knob in settings and knob not in self.given and not is_same(value, settings[knob]):
+            said = (value, *value[:1]) if isinstance(value, tuple) else (value,)  # words behind it
+            is_told = knob in settings and knob not in self.given
+            if is_told and not any(is_same(each, settings[knob]) for each in said):
                 its = f"{knob}={show(settings[knob])}"
                 yield f"--{name} is {show(value)}, and the training has {its}"
 

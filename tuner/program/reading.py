@@ -36,7 +36,6 @@ STORED = "stored"
 PEFT_DEFAULT = "peft's default"
 """In place of names of modules: those that peft has for the kind of model."""
 
-
 NOT_COMPARED = "this is not compared with the emulated program yet"
 """A note beside numbers that nothing was held against."""
 
@@ -511,7 +510,7 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
     kind = arguments.take("bnb_4bit_quant_type", "fp4")
     computed = dtype(arguments, ("bnb_4bit_compute_dtype",), "fp32")
     if loaded not in (computed, STORED):
-        why = f"is {computed} beside weights in {loaded}: predicted where both are the same"
+        why = f"is {computed} beside weights in {loaded}, and is not predicted: {EMULATE}"
         arguments.refuse("bnb_4bit_compute_dtype", why)
     if kind not in ("nf4", "fp4"):
         arguments.refuse("bnb_4bit_quant_type", f"is {kind}: expected nf4 or fp4")

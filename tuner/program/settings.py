@@ -171,9 +171,9 @@ def _joined(seen: Sequence[Seen]) -> Seen:
     """One of several trainings: settings in which they differ are none that can be changed."""
     if len(seen) < 2:
         return seen[0] if seen else Seen()
-    first = seen[0]
+    first, at = seen[0], [one.where for one in seen]
     differing = {
-        knob: f"differs between trainings ({', '.join(one.where.get(knob, '') for one in seen)})"
+        knob: f"differs between trainings ({', '.join({p[knob]: 0 for p in at if p.get(knob)})})"
         for knob in PROGRAM_NAMES
         if any(one.values.get(knob) != first.values.get(knob) for one in seen)
     }

@@ -41,7 +41,6 @@ _SAID = re.compile(rf"{_UNKNOWN}-\d(\n{_UNKNOWN}-\d)*")
 _SKIPPED = f"{MARK}a-skipped-command>"
 """The output of a skipped command, in a file that the script writes."""
 
-
 _PRELUDE = Path(__file__).with_name("shell.bash")
 """The lines that run before the script's own."""
 

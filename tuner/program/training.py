@@ -36,7 +36,7 @@ from tuner.program.edit.source import PYTHON, SourceFile
 from tuner.program.places import Places, Row, last, made
 from tuner.program.program import Program, tool_settings
 from tuner.program.recorded import SEEDS, Recorded, record
-from tuner.program.releases import IGNORING, lacks, meant, names_of
+from tuner.program.releases import IGNORING, default, lacks, meant, names_of
 from tuner.program.standins import NOT_INSTALLED
 from tuner.program.trainer import trainer_named
 from tuner.space.models.catalogue import HUB_ID, get_entry
@@ -148,9 +148,11 @@ class _Reader:
         found, trainer, model = Found(), row["trainer"], row.get("model")
         call = self.arguments(trainer, found)
         groups = {"trainer": call, **self._groups(row, found, ("arguments",))}
-        where = self.places.at(trainer.get("where"))
+        where, path = self.places.at(trainer.get("where")), self._library(trainer)
+        word = last(path)
+        kind = _KINDS.get((path.partition(".")[0], word), path if word == "Trainer" else word)
         training = ProgramTraining(
-            self._kind(trainer), groups, found, has_bf16=self.has_bf16, where=where,
+            kind, groups, found, has_bf16=self.has_bf16, where=where,
             evaluates=row.get("evaluates") is True,
         )  # fmt: skip
         self._undecided(found, row.get("arguments"), call.where("args"))
@@ -224,8 +226,8 @@ class _Reader:
             if name in values:
                 continue
             if not isinstance(value, Mapping):
-                if (default := self._argument(value, "").value) is not None:
-                    defaults[name] = default
+                if (usual := self._argument(value, "").value) is not None:
+                    defaults[name] = usual
             elif value and not any(key[0] == "$" for key in value):  # by a script of the library's
                 values.update(self._flat(name, value, self.places.at(one.get("where"))))
         return Arguments(title or last(self._library(one)), values, found, defaults)
@@ -340,11 +342,13 @@ class _Reader:
         """Only the configuration that the trained model is loaded with counts."""
         name, words = "quantization_config", ("load_in_4bit", "load_in_8bit")
         trainer, model = row["trainer"].get("given") or {}, row.get("model")
-        options = ((row.get("arguments") or {}).get("given") or {}).get("model_init_kwargs") or {}
-        chosen = trainer.get(name) or options.get(name)
+        options = (made(row.get("arguments")) or {}).get("values") or {}
+        chosen = trainer.get(name) or (options.get("model_init_kwargs") or {}).get(name)
         if isinstance(model, Mapping):
             chosen = (made(model) or {}).get("quantization")
         loaded = groups.get("model", groups["trainer"])
+        if isinstance(chosen, Mapping) and any(chosen.get(word) for word in words):
+            chosen = {"class": "transformers.BitsAndBytesConfig", "given": chosen}
         self._undecided(found, chosen, loaded.where(name), "precision")
         if not isinstance(chosen, Mapping):
             bits = {word: loaded.values[word] for word in words if word in loaded}
@@ -371,6 +375,8 @@ class _Reader:
             for name, argument in list(own.values.items()):
                 text = lacks(path, name, show(argument.value)) if name.isidentifier() else None
                 if text is None:
+                    if argument.problem is None and argument.value == default(path, name):
+                        own.taken.add(name)  # no need to name it
                     continue
                 del own.values[name]
                 if group == "trainer" and name in (one.get("assigned") or {}):
@@ -498,11 +504,6 @@ class _Reader:
         libraries = {*self.recorded.standins, *self.recorded.absent, *trained}
         names: list[str] = [one["class"], *(one.get("bases") or ())]
         return next((name for name in names if name.split(".")[0] in libraries), names[0])
-
-    def _kind(self, trainer: Row) -> str:
-        path = self._library(trainer)
-        root, word = path.partition(".")[0], last(path)
-        return _KINDS.get((root, word), path if word == "Trainer" else word)
 
 
 def _cast(name: str, at: str, given: Mapping[str, Argument], training: ProgramTraining) -> None:

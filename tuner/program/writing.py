@@ -19,8 +19,6 @@ from tuner.core.setup.optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 
-DTYPE_OF_MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
-
 _OF_ADAPTERS = (
     "adapter", "lora_alpha", "lora_dropout", "lora_targets", "modules_to_save", "kbit_preparation",
 )  # fmt: skip

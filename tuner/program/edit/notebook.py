@@ -214,8 +214,7 @@ def _blank(lines: list[str], number: int) -> None:
     while goes_on and number + 1 < len(lines):
         number += 1
         goes_on = _goes_on(lines[number])
-        body = lines[number].rstrip("\n")
-        lines[number] = " " * len(body) + lines[number][len(body) :]
+        lines[number] = re.sub(r"[^\n]", " ", lines[number])
 
 
 def _blanked(line: str) -> str:

@@ -69,14 +69,9 @@ class Location:
     names: tuple[str, ...] = ()
     """The names beside and around it, the nearest first."""
 
-    @property
-    def spot(self) -> str:
-        """The place inside its file, for people: "line 12", or "cell 4, line 7"."""
-        return spot(self.cell, self.line)
-
     def where(self, file: object) -> str:
         """The place for people: "train.py:12", or "cell 4, line 7" of a notebook."""
-        return self.spot if self.cell else f"{file}:{self.line}"
+        return spot(self.cell, self.line) if self.cell else f"{file}:{self.line}"
 
     def written(self, text: str) -> str:
         """`text` as the characters of the file."""

@@ -33,7 +33,6 @@ NOTEBOOK = ".ipynb"
 PYTHON = (".py", NOTEBOOK)
 """Suffixes of Python: scripts and notebooks."""
 
-
 MOST_BYTES_OF_SETTINGS = 1024 * 1024
 """The largest settings file; larger ones hold data."""
 

@@ -15,7 +15,6 @@ from tuner.core.errors import InputError, Problem, UnavailableError
 MAX_BYTES = 4 * 1024 * 1024
 """A file that people edit is far smaller; anything larger is the wrong one."""
 
-
 MAX_NOTEBOOK_BYTES = 256 * 1024 * 1024
 """Pictures and tables that cells have shown stand in a notebook; `MAX_BYTES` is for its code."""
 

@@ -194,36 +194,29 @@ def _unless_unknown(function: Any) -> Any:
     return call
 
 
-def _files() -> list[str]:
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(path, str) and path.endswith(".py"):
-            opened[os.path.abspath(path)] = None
-    roots = tuple({os.path.dirname(os.path.abspath(word)) for word in sys.argv[:1]} | {os.getcwd()})
-    texts = [path for path in opened if not path.endswith(".pyc") and not is_library(path)]
-    return [path for path in texts if path.startswith(roots)]
-
-
-_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""Variables of PyTorch's allocator, the one that counts first."""
-
-
 def _write(out: int, ended: dict[str, Any] | None) -> None:
+    allocators = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # the first one counts first
     with _lock:
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__dict__", {}).get("__file__")
+            if isinstance(path, str) and path.endswith(".py"):
+                opened[os.path.abspath(path)] = None
+        roots = *(os.path.dirname(os.path.abspath(word)) for word in sys.argv[:1]), os.getcwd()
+        texts = [path for path in opened if path.startswith(roots) and not path.endswith(".pyc")]
         done = {
             "trainings": record.TRAININGS,
             "loops": [loop for loop in record.LOOPS.values() if loop["backwards"]],
             "asked": ORACLE.asked,
             "branches": list(ORACLE.branches),
             "ended": ended,
-            "files": _files(),
+            "files": [path for path in texts if not is_library(path)],
             "standins": list(record.STANDINS),
             "absent": list(ABSENT),
             "dropped": [
                 *guard.DROPPED,
                 *({"what": f"{k}{NOT_INSTALLED}", "where": v} for k, v in ABSENT.items() if v),
             ],
-            "allocators": [os.environ.get(n) for n in _ALLOCATOR if os.environ.get(n)][:1],
+            "allocators": [*filter(None, map(os.environ.get, allocators))][:1],
         }
         data = json.dumps(done).encode() + b"\n"
         while data:

@@ -58,6 +58,14 @@ class _Fields:
 
 
 class ConfigMeta(Meta):
+    def __getattr__(cls, name: str) -> Any:
+        """A default, as dataclasses have it; a name of an older release isn't there."""
+        if cls._known and "default" in (told := cls._fields.get(name, {})):
+            return revived(told["default"])
+        if name in RENAMED and not cls._open:
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
         if "output_dir" in made._fields:
@@ -79,10 +87,10 @@ class Config(metaclass=ConfigMeta):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
-        given = {**dict(zip(cls._fields, args)), **kwargs}
-        put(self, "_note", Note(cls._path, unknown.where(), (), given))
+        put(self, "_note", Note(cls._path, unknown.where(), (), kwargs))
         return self
 
+    @unknown.Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = self._note.given = {**dict(zip(self._fields, args)), **kwargs}
         for name, told in self._fields.items():
@@ -154,6 +162,15 @@ class Config(metaclass=ConfigMeta):
 
     to_sanitized_dict = to_diff_dict = to_dict
 
+    def set_training(self, *args: Any, **given: Any) -> Any:
+        """Sets several fields under other names, as its like do."""
+        for name in self._fields:
+            setattr(self, name, Unknown(f"{self._path}.set_...(...)"))
+        return self
+
+    set_optimizer = set_dataloader = set_evaluate = set_lr_scheduler = set_training
+    set_save = set_logging = set_testing = set_push_to_hub = set_training
+
     @classmethod
     def from_dict(cls, values: dict[str, Any], **more: Any) -> Any:
         return cls(**{**values, **more})
@@ -168,20 +185,6 @@ def as_now(value: Any) -> Any:
     return value.__copy__() if isinstance(value, Config) else value
 
 
-_SETTERS = "training optimizer dataloader evaluate lr_scheduler save logging testing push_to_hub"
-
-
-def _setter(config: Any) -> Any:
-    """`set_training(...)` and its like, which set several fields under other names."""
-
-    def call(*args: Any, **given: Any) -> Any:
-        for name in config._fields:
-            setattr(config, name, Unknown(f"{config._path}.set_...(...)"))
-        return config
-
-    return call
-
-
 _PROPERTIES: dict[str, Any] = {
     "device": lambda config: Name("torch.device", type="cuda", index=0),
     "n_gpu _n_gpu": lambda config: importlib.import_module("torch").cuda.device_count(),
@@ -193,7 +196,6 @@ _PROPERTIES: dict[str, Any] = {
     "should_log should_save": lambda config: True,
     "main_process_first": lambda config: lambda *args, **kwargs: contextlib.nullcontext(),
     "get_process_log_level": lambda config: lambda: 20,
-    **{f"set_{name}": _setter for name in _SETTERS.split()},
 }
 _PROPERTIES_BY_NAME = {name: get for names, get in _PROPERTIES.items() for name in names.split()}
 
@@ -218,6 +220,7 @@ def config(path: str, bases: tuple[str, ...] = ()) -> Any:
             "__module__": module,
             "_path": path,
             "_fields": fields,
+            "__annotations__": dict.fromkeys(fields, object),
             "__slots__": (),
             "_known": bool(fields) and (bool(table) or name.endswith("Arguments")),
             "_contrary": table.get("contrary", {}),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.program.standins import record
+from tuner.program.standins import record, unknown
 from tuner.program.standins.configs import as_now, config
 from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
@@ -28,6 +29,7 @@ class Trainer(Holder):
     _path = "Thing"
     __call__ = Unknown.__call__
 
+    @unknown.Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         held, build = self.__dict__, self._note.given.get("model_init")
@@ -40,16 +42,15 @@ class Trainer(Holder):
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
             held["args"] = _arguments_of(self._path)
         held["model_wrapped"] = held.get("model")
-        if "peft_config" in self._note.given:
-            self._note.given["peft_config"] = as_now(self._note.given["peft_config"])
+        if (lora := self._note.given.get("peft_config")) is not None:
+            self._note.given["peft_config"] = as_now(lora)
+            own, is_trl = held.get("model"), self._path.startswith("trl.")
+            if is_trl and isinstance(own, Model) and own._note.extra.get("adapted") is not None:
+                release = str(importlib.import_module("trl").__version__)
+                if release[:2] != "0." and not own._path.startswith("unsloth"):
+                    raise ValueError("the model has adapters already: leave out peft_config")
         self._note.extra["early"] = record.described(held.get("args"))
         self._note.assigned.clear()
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        return self._trained("train", args, kwargs)
-
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        return self._trained("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         for held in (self._note.extra, *self._note.extra.get("trainings", ())):
@@ -58,13 +59,15 @@ class Trainer(Holder):
 
     predict = evaluate
 
-    def _trained(self, name: str, args: Any, kwargs: Any) -> Any:
+    def _trained(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if len(record.TRAININGS) < 64:
             record.TRAININGS.append(self._snapshot(name, args, kwargs))
             model = self.__dict__.get("model")
             for each in (self, model) if isinstance(model, Model) else (self,):
                 each._note.extra.setdefault("trainings", []).append(record.TRAININGS[-1])
         return Unknown(f"{name}()")
+
+    train, fit = map(functools.partial(functools.partialmethod, _trained), ("train", "fit"))
 
     def _arguments(self, arguments: Any) -> Any:
         """The arguments as they are, but for those that only the making of the trainer reads."""

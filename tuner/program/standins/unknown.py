@@ -401,6 +401,25 @@ PATCHED: dict[type, set[str]] = {}
 """By class of a library: the methods that the program has replaced."""
 
 
+class Signed:
+    """An `__init__` with the parameters that the table of its class has."""
+
+    def __init__(self, own: Any, cls: Any = None) -> None:
+        self.own, self.cls = own, cls
+
+    def __get__(self, held: Any, cls: Any) -> Any:
+        return Signed(self.own, cls) if held is None else types.MethodType(self.own, held)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.own(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        signature = self.cls.__signature__
+        if name == "__code__" and signature is not None:
+            return types.SimpleNamespace(co_varnames=("self", *signature.parameters))
+        return signature if name == "__signature__" else getattr(self.own, name)
+
+
 class Meta(ABCMeta):
     """The class of stand-ins' classes: every attribute is there, and `isinstance` can be asked."""
 
@@ -418,6 +437,22 @@ class Meta(ABCMeta):
             made = Name(f"{path}.{name}")
         type.__setattr__(cls, name, made)
         return made
+
+    @property
+    def __signature__(cls) -> Any:
+        """The parameters of the library's class; None of a class with an `__init__` of its own."""
+        init = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base))
+        table = CLASSES.get(getattr(cls, "_path", "")) if isinstance(init, Signed) else None
+        if table is None:
+            return None
+        import inspect
+
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        made = [
+            inspect.Parameter(name, kind, default=each.get("default", empty))
+            for name, each in table["fields"].items()
+        ]
+        return inspect.Signature(made, __validate_parameters__=False)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         type.__setattr__(cls, name, value)
@@ -457,6 +492,7 @@ class Thing(Unknown, metaclass=Meta):
         put(self, "_note", Note(cls._path, where(), args, kwargs))
         return self
 
+    @Signed  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._note.take(args, kwargs)
 

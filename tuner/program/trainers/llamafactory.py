@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program import reading
-from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, Undecided
+from tuner.program.arguments import DTYPES, EMULATE, TABLES, Arguments, ProgramTraining, Undecided
 from tuner.program.program import Program
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import DTYPE_OF_MIXED, MACHINE, TRAINING, Settings, SettingsReader
+from tuner.program.writing import MACHINE, TRAINING, Settings, SettingsReader
 
 _VERSIONS = {"llamafactory": "0.9.5", "transformers": "5.6", "peft": "0.18"}
 
@@ -157,7 +157,7 @@ def _settings(chosen: SettingsReader, model: str | None) -> Settings:
     # It loads in the dtype of the mixed precision, and in no other; where it trains all weights it
     # can widen them.
     said = is_full and chosen.dtype in ("float32", "bfloat16")
-    if not said and DTYPE_OF_MIXED.get(chosen.text("mixed_precision")) != chosen.dtype:
+    if not said and DTYPES[chosen.dtype] != (chosen.text("mixed_precision").replace("no", "fp32")):
         which = "compute_dtype" if chosen.is_quantized else "precision"
         chosen.leave(which, "the tool keeps weights in the dtype of bf16 or fp16")
     training = chosen.under(TRAINING, MACHINE)
