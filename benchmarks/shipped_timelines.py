@@ -67,6 +67,8 @@ EVALUATED: Settings = {"eval_batch": 2}
 EVALUATED_AT_ONCE: Settings = {"eval_batch": 64}
 """Rows of an evaluation that fill several tiles where those of a step fill one."""
 PACKED: Settings = {"padding": "packed", **FLASH}
+PACKED_SDPA: Settings = {"padding": "packed"}
+MLP: Settings = {"lora_targets": ["down_proj", "gate_proj", "up_proj"]}
 DORA: Settings = {"adapter": "dora"}
 IN_FP16: Settings = {"precision": "fp16"}
 UNMIXED: Settings = {"mixed_precision": "no"}
@@ -80,28 +82,23 @@ def with_dropout(*several: Settings) -> tuple[Settings, ...]:
     return tuple({**each, **dropout} for each in several for dropout in (USUAL, DROPOUT))
 
 
+OF_4_BITS: tuple[Settings, ...] = (
+    *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
+    *with_dropout(EVALUATED_AT_ONCE, PACKED_SDPA, MLP),
+    *with_dropout({**PREPARED, **FLASH}, PACKED, DORA),
+    {**EAGER, **DROPOUT},
+    {**REENTRANT, **DROPOUT},
+    UNMIXED,
+)
+
 PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
-    (
-        "trl",
-        {**NF4, "double_quant": True},
-        (
-            *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
-            *with_dropout(EVALUATED_AT_ONCE),
-            *with_dropout({**PREPARED, **FLASH}, PACKED, DORA),
-            {**EAGER, **DROPOUT},
-            {**REENTRANT, **DROPOUT},
-        ),
-    ),
-    (
-        "trl",
-        {**NF4, "double_quant": False},
-        (*with_dropout(USUAL, PREPARED), KEPT, {**FLASH, **DROPOUT}, {**QUERIES, **DROPOUT}),
-    ),
+    *(("trl", {**NF4, "double_quant": twice}, OF_4_BITS) for twice in (True, False)),
     (
         "trl",
         LORA,
         (
             *with_dropout(USUAL, KEPT, QUERIES, FLASH, ATTENTION, EVALUATED, PACKED, EAGER, DORA),
+            *with_dropout(PACKED_SDPA, MLP),
             *with_dropout(SCALED, UNMIXED, EVALUATED_AT_ONCE),
             REFERENCE,
         ),

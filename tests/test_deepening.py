@@ -186,7 +186,7 @@ def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, row
 
 @pytest.mark.parametrize("model", ["smollm2-360m", "gemma-3-1b", "tinyllama-1.1b", "gpt2"])
 def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
-    subject, traces = resolve_subject("causal_lm", model), Traces()
+    subject, traces = Subject("causal_lm", model), Traces()
     lengths = [n for n in (512, 700, 4097, 5000) if model != "gpt2" or n < 1024]
     sizes = itertools.product(lengths, (1, 2), ("transformers", "chunked"))
     for (configuration, gpu), (length, batch, loss) in itertools.product(drawn(6), sizes):
@@ -199,7 +199,7 @@ def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
 
 
 def test_one_long_row_fills_several_tiles(tmp_path, depths):
-    subject = resolve_subject("causal_lm", shallow_model(tmp_path, "smollm2-360m", LAYERS))
+    subject = Subject("causal_lm", shallow_model(tmp_path, "smollm2-360m", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
     sizes = {"micro_batch": 1, "max_length": 8192, "loss": "chunked", "attention": "sdpa"}
     require_same(subject, Configuration({**configuration, **sizes}), gpu)
