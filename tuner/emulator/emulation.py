@@ -467,12 +467,6 @@ class Emulation:
         return max(self.stands_for, len({use.rank for use in self.devices}))
 
     @property
-    def sequences_per_s(self) -> float | None:
-        """Sequences of one rank per second in the timed step."""
-        rows = sum(rows for rows, _ in self.inputs)
-        return rows / self.time.step_s if rows and self.time is not None else None
-
-    @property
     def memory(self) -> Memory | None:
         """The memory of the device with the most: of one process, `device_bytes` of all of them."""
         use = self.limiting

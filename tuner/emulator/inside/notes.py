@@ -162,7 +162,6 @@ def follow_notes(tell: Callable[[int, int], object]) -> None:
 
 CPU = torch.device("cpu")
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 # Floats up to this many are always written: computed where all inputs are known, made up otherwise.
 SMALL = FEW

@@ -397,13 +397,6 @@ def command_text(program: Program) -> str:
     return _BETWEEN.join(program.command)
 
 
-def _start_of(program: Program) -> int:
-    """The character behind the word of the script, or behind the first word."""
-    words, script = list(program.command), program.shell or program.main
-    number = words.index(script) if script in words else 0
-    return len(_BETWEEN.join(words[: number + 1]))
-
-
 def edited(program: Program, edits: Sequence[Edit]) -> Program:
     """`program` with other texts; `ValueError` where two edits change the same characters."""
     by_file: dict[str, list[TextEdit]] = {}
