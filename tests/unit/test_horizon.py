@@ -189,7 +189,7 @@ def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "def keep(): kept.append(zeros(9))\n"
-        "step, kept, table = 0, [], {}\n"
+        "step, kept, table, bank = 0, [], {}, output\n"
         "for i in range(1000):\n"
         "    note()\n"
         "    step += 1\n"
@@ -197,6 +197,8 @@ def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:
         "    if i % 40 == 0: kept.append(output)\n"
         "    if i % 30 == 0: kept[:] = []; kept.append(output)\n"
         "    if i % 35 == 0: table[i] = output\n"
+        "    if i % 45 == 0: bank = torch.cat([bank, output])\n"
+        "    if i % 44 == 0: bank = torch.cat([bank, output])[-9:]\n"
     )
     horizon, waits = Horizon(), []
 
@@ -207,14 +209,40 @@ def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        runpy.run_path(str(path), {"note": note, "zeros": bytearray, "output": torch.ones(1)})
+        runpy.run_path(
+            str(path), {"note": note, "zeros": bytearray, "output": torch.ones(1), "torch": torch}
+        )
     assert (waits[26], waits[-1]) == (True, False)
-    held = {6: {25, 50, 75}, 7: {1, 41, 81}, 8: {61}, 9: {1, 36, 71}}
+    held = {6: {25, 50, 75}, 7: {1, 41, 81}, 8: {61}, 9: {1, 36, 71}, 10: {46}, 11: {89}}
     ran = {
         (str(path), line): {("train.py:1", step) for step in steps} for line, steps in held.items()
     }
     unreached = horizon.result(90, 0, ran)["unreached"]
-    assert [Path(one).name for one in unreached] == [f"train.py:{line}" for line in (6, 7, 9)]
+    assert [Path(one).name for one in unreached] == [f"train.py:{line}" for line in (6, 7, 9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_left"),
+    [
+        ("if epoch == 2: kept.append(output.detach())", True),
+        ("if epoch == 2: kept.append(output.item())", False),
+        ("if n == 2: kept.append(output)", False),
+    ],
+)
+def test_what_each_batch_of_an_epoch_keeps_is_told(
+    code: str, is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "kept = []\nfor epoch in range(3):\n    for n, output in enumerate(outputs):\n"
+        f"        note()\n        {code}\n"
+    )
+    monkeypatch.setattr(horizon_module, "is_on_device", lambda one: one is not None)
+    horizon = Horizon()
+    names = {"note": lambda: horizon.note_step(sys._getframe(1)), "outputs": [torch.ones(2)[0]] * 4}
+    runpy.run_path(str(path), names)
+    unreached = horizon.result(12, 0, {(str(path), 5): set()})["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left
 
 
 @pytest.mark.parametrize(

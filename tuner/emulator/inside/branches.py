@@ -95,10 +95,10 @@ class Test:
 
     @cached_property
     def added(self) -> set[str]:
-        """The names of values that a branch adds to lists."""
+        """The names of values that a branch adds to lists, unless it reads them to the host."""
         calls = (one for one in ast.walk(self.node) if isinstance(one, ast.Call))
         adds = (one for one in calls if last_name(one.func) in _ADDS)
-        return {_root(given) for one in adds for given in one.args}
+        return {_root(given) for one in adds for given in one.args if not _is_of_host(given)}
 
     def outcome(self, values: Mapping[str, Any], others: Mapping[str, Any]) -> bool | None:
         """The value of the test; None if it has none."""
@@ -202,6 +202,8 @@ class Source(Tree):
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
                 if one.func.attr in (*_ADDS, "add"):
                     found[ast.unparse(one.func.value)] |= not _is_of_host(one.args[0])
+            elif isinstance(one, ast.Assign) and _joins(one):
+                found[ast.unparse(one.targets[0])] = True
             elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
                 found[ast.unparse(one.value)] |= False
         return found
@@ -493,9 +495,18 @@ class Source(Tree):
         return any(name == self.name and first <= line <= last for name, line in ran)
 
     def keeps(self, test: Test, ran: Mapping[Place, set[Place]]) -> bool:
-        """True if a branch comes again, one of whose lines left memory each time."""
+        """True if a branch comes again, one of whose lines left memory each time.
+
+        One that an outer loop's counter decides comes with each round of a loop between.
+        """
+        loops = [one for one in self.up(test.node) if isinstance(one, _LOOPS)]
+        is_between = any(self.counts(one, test) for one in loops[1:])
+        if is_between and True in test.kept and ON_DEVICE in map(test.names.get, test.added):
+            return True
         for wanted, steps in test.kept.items():
             body = self._body(test, wanted)
+            if any(_joins(part) for one in self._reached(test, wanted) for part in ast.walk(one)):
+                steps = steps[-1:]  # noqa: PLW2901 - what it joined is gone
             found = (held for place, held in ran.items() if self.has_run(body, [place]))
             left = set().union(*found) if isinstance(test.node, ast.If) else set()
             lines = {line for line, _ in left}
@@ -505,12 +516,16 @@ class Source(Tree):
         return False
 
     def adds(self, test: Test, outcome: bool) -> bool:
-        """True if a branch, or a function that it calls, adds values to a list or a dictionary."""
+        """True if a branch adds values to a list, a dictionary or a tensor."""
+        return any(self._lists_of(one) for one in self._reached(test, outcome))
+
+    def _reached(self, test: Test, outcome: bool) -> Sequence[ast.AST]:
+        """The statements of a branch, and the functions that they call."""
         waiting: list[ast.AST] = [*self._body(test, outcome)]
         for one in waiting:
             own = (function for name in called_in(one) for function in self.named(name))
             waiting += [function for function in own if function not in waiting]
-        return any(self._lists_of(one) for one in waiting)
+        return waiting
 
     def _body(self, test: Test, outcome: bool) -> Sequence[ast.stmt]:
         if isinstance(test.node, ast.IfExp):
@@ -673,6 +688,13 @@ def is_safe(node: ast.expr, calls: Sequence[str] = SAFE_CALLS) -> bool:
         and (not isinstance(one, ast.Call) or last_name(one.func) in calls)
         for one in ast.walk(node)
     )
+
+
+def _joins(node: Any) -> bool:
+    """True if a tensor takes others in, as `bank = torch.cat([bank, new])`."""
+    called = last_name(getattr(getattr(node, "value", node), "func", node))
+    is_join = isinstance(node, ast.Assign) and called in ("cat", "concat", "hstack", "vstack")
+    return is_join and not _written(node.value).isdisjoint(map(ast.unparse, node.targets))
 
 
 def _root(node: ast.AST) -> str:

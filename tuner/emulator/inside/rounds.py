@@ -74,9 +74,11 @@ class Rounds:
             return
         frame = sys._getframe(1)
         sizes = [sum(map(_size, _parts(one))) for one in items]
-        for number, most in enumerate(itertools.accumulate(sizes, max)):
-            self.larger[frame.f_code.co_filename, frame.f_lineno] = most < max(sizes)
-            yield items[number]
+        largest, most = max(sizes, default=0), 0.0
+        for number, item in enumerate(items):  # the list may get more
+            most = max(most, 0, *sizes[number : number + 1])
+            self.larger[frame.f_code.co_filename, frame.f_lineno] = most < largest
+            yield item
 
     def enters(self, line: int) -> None:
         """A `while` loop begins: what it did before it was left does not count."""
