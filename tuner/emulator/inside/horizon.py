@@ -286,7 +286,7 @@ def _plain_names(test: Test, names: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _progress(loop: ast.AST, names: Mapping[str, Any]) -> tuple[int | None, int]:
+def _progress(loop: Any, names: Mapping[str, Any]) -> tuple[int | None, int]:
     """The iterations of a loop, None if unknown, and those that are done."""
     values = iterated(loop.iter, names) if isinstance(loop, ast.For | ast.AsyncFor) else None
     if values is None:
