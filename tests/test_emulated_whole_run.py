@@ -207,6 +207,16 @@ def test_memory_that_grows_is_named_with_its_line_and_the_step_that_it_ends(tmp_
     assert found.fits is (found.ends_at_step > 60_000)
 
 
+def test_memory_that_is_kept_each_few_steps_is_told(tmp_path: Path) -> None:
+    program = LOOP.replace(
+        "    for tokens in loader:\n", "    for n, tokens in enumerate(loader):\n"
+    )
+    program = program.replace("        if LEAK:\n", "        if n % 20 == 0:\n")
+    found, _ = ran(tmp_path, program.replace("Rows(60)", "Rows(9000)"), EPOCHS=1)
+    (line,) = found.unreached
+    assert program.splitlines()[int(line.rpartition(":")[2]) - 1].strip() == "if n % 20 == 0:"
+
+
 def test_a_queue_that_fills_up_does_not_grow(tmp_path: Path) -> None:
     program = """\
 import collections, os, torch

@@ -103,6 +103,8 @@ found["undefined"] = torch.log(-torch.ones(4, device=device)).isfinite().all().i
 found["infinite"] = torch.full((4, 4), float("-inf"), device=device).triu(1).isinf().sum().item()
 found["to_host"] = bool(torch.isfinite((torch.zeros(9, device=device) / 0).cpu()).all())
 
+covariance = torch.randn(4000, 4, 4, device=device)
+found["solved"] = torch.linalg.cholesky_ex(covariance).info.any().item()
 scores = torch.randn(4096, 100, device=device) @ torch.randn(100, 64, device=device)
 weights, chosen = scores.softmax(-1).topk(8)
 load = torch.bincount(chosen.flatten(), minlength=64)
@@ -133,6 +135,7 @@ def test_what_nobody_computed_is_finite_spread_out_and_seeded(session: Session) 
     found = answer(session, "-c", MADE_UP)
 
     assert found["finite"] == [True] * 6
+    assert found["solved"] is False
     assert found["nan"] == [False, False, True]
     assert found["most"]
     assert found["selected"]

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 - values of it are left alone
+import torch
 
+from tuner.emulator.inside import horizon as horizon_module
 from tuner.emulator.inside.horizon import Horizon
+from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.program.launch import runnable
 from tuner.program.program import read_program
 
@@ -44,6 +46,7 @@ REACHED = (
     "if step == -1: evaluate()",
     "if i == 200: evaluate()",
     "lr = 1e-3 if step < 500 else 1e-4",
+    "log(step) if step == 500 else None",
     "allocate(64 if step < 500 else 8)",
     "if time() - began > 10: log(step)",
     "allocate(max(8, 64 - step))",
@@ -54,6 +57,8 @@ LEFT = (
     "if epoch > 25: evaluate()",
     "if i == 50: kept = zeros(9)",
     "allocate(8 if step < 500 else 64)",
+    "DataLoader(rows, 8 if step < 500 else 64)",
+    "evaluate() if step == 500 else None",
     "if time() - began > 1e9: evaluate()",
     "if len(losses) % 500 == 0: evaluate()",
     "if left == 0: evaluate()",
@@ -81,11 +86,12 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     def note() -> None:
         horizon.note_step(sys._getframe(1))
         if horizon.steps_left == 3000 - 20:
-            found.append(horizon.result(20, 1, ()))
+            found.append(horizon.result(20, 1, {}))
             raise StoppedError
 
     def run() -> Any:
-        return runpy.run_path(str(path), {"note": note, "zeros": bytearray, "time": time.time})
+        names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
+        return runpy.run_path(str(path), names)
 
     with pytest.raises(StoppedError):
         run()
@@ -112,7 +118,7 @@ def test_the_cells_of_a_notebook_are_one_file(code: str, left: list[str], tmp_pa
 
     def note() -> None:
         horizon.note_step(sys._getframe(1))
-        found.append(horizon.result(1, 1, ()))
+        found.append(horizon.result(1, 1, {}))
         raise StoppedError
 
     with runnable(program) as command, pytest.raises(StoppedError):
@@ -150,7 +156,7 @@ def test_a_loop_that_is_cut_goes_on_where_a_branch_waits(tmp_path: Path) -> None
     with pytest.raises(StoppedError):
         runpy.run_path(str(path), {"note": note, "zeros": bytearray, "evaluate": print})
     assert found == [99]
-    unreached = horizon.result(3, 0, ())["unreached"]
+    unreached = horizon.result(3, 0, {})["unreached"]
     assert {int(one.rpartition(":")[2]) for one in unreached} == {6, 7, 8}
 
 
@@ -177,6 +183,133 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
     assert waits[0] == [False, True]
     assert waits[60] == [True, True]
     assert waits[-1] == [False, False]
+
+
+def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def keep(): kept.append(zeros(9))\n"
+        "step, kept, table, bank = 0, [], {}, output\n"
+        "for i in range(1000):\n"
+        "    note()\n"
+        "    step += 1\n"
+        "    if step % 25 == 0: keep()\n"
+        "    if i % 40 == 0: kept.append(output)\n"
+        "    if i % 30 == 0: kept[:] = []; kept.append(output)\n"
+        "    if i % 35 == 0: table[i] = output\n"
+        "    if i % 45 == 0: bank = torch.cat([bank, output])\n"
+        "    if i % 44 == 0: bank = torch.cat([bank, output])[-9:]\n"
+    )
+    horizon, waits = Horizon(), []
+
+    def note() -> None:
+        waits.append(horizon.waits(100))
+        horizon.note_step(sys._getframe(1))
+        if len(waits) == 90:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(
+            str(path), {"note": note, "zeros": bytearray, "output": torch.ones(1), "torch": torch}
+        )
+    assert (waits[26], waits[-1]) == (True, False)
+    held = {6: {25, 50, 75}, 7: {1, 41, 81}, 8: {61}, 9: {1, 36, 71}, 10: {46}, 11: {89}}
+    ran = {
+        (str(path), line): {("train.py:1", step) for step in steps} for line, steps in held.items()
+    }
+    unreached = horizon.result(90, 0, ran)["unreached"]
+    assert [Path(one).name for one in unreached] == [f"train.py:{line}" for line in (6, 7, 9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_left"),
+    [
+        ("if epoch == 2: kept.append(output.detach())", True),
+        ("if epoch == 2: kept.append(output.item())", False),
+        ("if n == 2: kept.append(output)", False),
+    ],
+)
+def test_what_each_batch_of_an_epoch_keeps_is_told(
+    code: str, is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "kept = []\nfor epoch in range(3):\n    for n, output in enumerate(outputs):\n"
+        f"        note()\n        {code}\n"
+    )
+    monkeypatch.setattr(horizon_module, "is_on_device", lambda one: one is not None)
+    horizon = Horizon()
+    names = {"note": lambda: horizon.note_step(sys._getframe(1)), "outputs": [torch.ones(2)[0]] * 4}
+    runpy.run_path(str(path), names)
+    unreached = horizon.result(12, 0, {(str(path), 5): set()})["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left
+
+
+@pytest.mark.parametrize(
+    ("used", "left"), [("zeros(length)", ["train.py:2"]), ("rows[length]", [])]
+)
+def test_larger_sizes_that_a_generator_has_to_come_are_told(
+    used: str, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"def batches():\n    for length, name in lengths:\n        yield {used}\n"
+        "rows, lengths = [0] * 9, []\nfor batch in [1, 2]: note()\n"
+    )
+    monkeypatch.setattr(
+        horizon_module, "loops", lambda: SimpleNamespace(larger={(str(path), 2): True})
+    )
+    horizon = Horizon()
+    runpy.run_path(str(path), {"note": lambda: horizon.note_step(sys._getframe(1))})
+    assert [Path(one).name for one in horizon.result(2, 0, {})["unreached"]] == left
+
+
+def test_what_other_ranks_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "rank, lora_rank = 0, 8\n"
+        "for step in range(1000):\n"
+        "    note()\n"
+        "    if rank == 0 and step == 2: zeros(9)\n"
+        "if rank == 0: print(zeros(9))\n"
+        "if rank != 0: print(9)\n"
+        "if rank == 9: zeros(9)\n"
+        "if lora_rank == 4: zeros(9)\n"
+        "if dist.get_rank() == 1: zeros(9)\n"
+        "if rank == dist.get_world_size() - 1: zeros(9)\n"
+    )
+
+    def left() -> list[str]:
+        horizon = Horizon()
+
+        def note() -> None:
+            horizon.note_step(sys._getframe(1))
+
+        names = {"note": note, "zeros": bytearray}
+        monkeypatch.setitem(sys.modules, "train", SimpleNamespace(__file__=str(path), rank=0))
+        with pytest.raises(NameError):
+            runpy.run_path(str(path), names)
+        horizon.is_whole = True
+        ran: dict[Any, Any] = {(str(path), line): set() for line in (4, 5)}
+        return [Path(one).name for one in horizon.result(1000, 0, ran)["unreached"]]
+
+    assert left() == []
+    monkeypatch.setitem(STANDS_FOR, "ranks", 4)
+    assert left() == ["train.py:9", "train.py:10"]
+
+
+def test_steps_are_counted_from_the_first_on(tmp_path: Path) -> None:
+    """A replay memory is filled before the first step."""
+    path = tmp_path / "train.py"
+    path.write_text("for frame in range(1000):\n    if frame >= 31: note()\n")
+    horizon, left = Horizon(), []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        left.append(horizon.steps_left)
+
+    runpy.run_path(str(path), {"note": note})
+    assert left[1:] == [*reversed(range(968))]
 
 
 @pytest.mark.parametrize(
@@ -214,5 +347,5 @@ def test_what_is_as_long_as_a_loop_that_was_cut_is_told(
 
     with pytest.raises(StoppedError):
         runpy.run_path(str(path), {"note": note})
-    unreached = horizon.result(1, 0, ())["unreached"]
+    unreached = horizon.result(1, 0, {})["unreached"]
     assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left

@@ -8,11 +8,11 @@ import gc
 import weakref
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from tuner.emulator.inside.rounds import MORE_ITEMS, PROBES, Rounds, followed
+from tuner.emulator.inside.rounds import MOST_VISITS, PROBES, Rounds, followed
 
 FEW = 3
 """Steps of a training that are enough."""
@@ -48,7 +48,7 @@ def run(
     text: str, training: Training, monkeypatch: pytest.MonkeyPatch, **names: Any
 ) -> dict[str, Any]:
     rounds = Rounds()
-    rounds.training = training
+    rounds.training = cast(Any, training)
     monkeypatch.setattr(builtins, "__tuner_rounds__", rounds, raising=False)
 
     def step() -> None:
@@ -66,13 +66,23 @@ LOOPS = {
     "for i in range(3):\n    seen.append(i)\n    step()": [0, 1, 2],
     "for i in range(1000):\n    seen.append(i)": list(range(1000)),
     "for i in [7] * 16:\n    seen.append(i)\n    step()": [7] * 16,
-    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MORE_ITEMS + PROBES),
+    "for i in [7] * 100:\n    seen.append(i)\n    step()": [7] * (3 + MOST_VISITS + PROBES),
     "for i, n in enumerate([7] * 50 + [9] + [8] * 9):\n    seen.append(n)\n    step()": [
-        *([7] * (3 + MORE_ITEMS + PROBES - 1)),
+        *([7] * (3 + MOST_VISITS + PROBES - 1)),
         *(9, 8),
     ],
+    "for i in [{'n': 7}] * 50 + [{'n': 9}] + [{'n': 8}] * 9:\n"
+    "    seen.append(i['n'])\n    step()": [
+        *([7] * (3 + MOST_VISITS + PROBES - 1)),
+        *(9, 8),
+    ],
+    "for i, n in enumerate([[7]] * 50 + [[7] * 9] + [[7, 7]] * 9):\n"
+    "    seen.append(len(n))\n    step()": [
+        *([1] * (3 + MOST_VISITS + PROBES - 1)),
+        *(9, 2),
+    ],
     "for i in ([n] for n in range(99)):\n    seen.append(i[0])\n    step()": [
-        *range(3 + MORE_ITEMS)
+        *range(3 + MOST_VISITS)
     ],
     "i = 0\nwhile True:\n    seen.append(i)\n    step()\n    i += 1": [0, 1, 2],
     "for i in range(9):\n  n = 0\n  while True:\n    n += 1\n    look.step()\n    if n > 1: break\n"
@@ -107,6 +117,21 @@ def test_a_loop_that_trains_ends_after_enough_steps(
     found = run(text, training, monkeypatch, bar=Bar, look=look)
     assert found["seen"] == LOOPS[text]
     assert (training.ends > 0) == (training.cuts > 0)
+
+
+def test_a_generator_has_larger_numbers_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "def batches():\n"
+        "    for length, name in [(8, 'a'), (64, 'b'), (16, 'c')]:\n"
+        "        for n in range(99): yield [length]\n"
+        "for rows in batches():\n    seen.append(rows[0])\n    step()"
+    )
+    found = run(text, Training(), monkeypatch)
+    assert found["seen"] == [8] * (FEW + MOST_VISITS)
+    larger = builtins.__tuner_rounds__.larger  # type: ignore[attr-defined]
+    assert larger == {("train.py", 2): True}
+    assert [*found["batches"]()] == [[8]] * 99 + [[64]] * 99 + [[16]] * 99
+    assert larger == {("train.py", 2): False}
 
 
 def test_each_training_of_a_sweep_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,24 +8,23 @@ import copy
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
 from typing import Any
 
 from tuner.emulator.inside.lines import is_file, package_of
+from tuner.emulator.inside.one_rank import STANDS_FOR
+from tuner.emulator.inside.rounds import MOST_CALLS, called_in, last_name
 
 FUTURE = 100_000
 """Values after the last one at which a branch on a counter of unknown length is looked for."""
 
-COUNTERS = re.compile(
-    r"""
-    completed_steps | current_epoch | current_step | epoch | epoch_num | global_step |
-    global_steps | it | iter_num | iteration | iterations | last_epoch | n_iter | num_steps |
-    num_updates | opt_step | step | steps | update_step
-    """,
-    re.VERBOSE,
+COUNTERS = frozenset(
+    """completed_steps current_epoch current_step epoch epoch_num global_step global_steps it
+    iter_num iteration iterations last_epoch n_iter num_steps num_updates opt_step step steps
+    update_step""".split()  # noqa: SIM905
 )
 """Names by which trainers and programs count."""
 
@@ -41,41 +40,31 @@ SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasa
 _ADDS = ("append", "extend", "appendleft")
 _SUMMARIES = ("item", "max", "mean", "min", "std", "sum", "tolist")
 _TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
-_MOST_PASSED = 3
-"""Functions through which a counter is followed."""
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
+_RANK = re.compile(r"(\w+\.)*((get_)?(local_|global_)?rank(\(\))?|process_index)")
 _CLOCK = re.compile(r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)")
 _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
 
-_HARMLESS = re.compile(
-    r"""
-    abs | add_image | add_scalar | add_scalars | append | barrier | basename | bool | close
-    | collect | cpu | critical | debug | dict | dump | dumps | empty_cache | enumerate |
-    error | eval | exception | exists | exit | extend | filter | float | flush | format |
-    get | getLogger | get_last_lr | getattr | hasattr | info | int | is_main_process |
-    isinstance | item | items | iter | join | keys | len | list | lower | makedirs |
-    manual_seed | manual_seed_all | map | max | max_memory_allocated | mean |
-    memory_allocated | min | mkdir | named_parameters | next | numpy | open | parameters |
-    perf_counter | pop | print | range | remove | replace
-    | report | reset | reset_peak_memory_stats | rmtree | round | rstrip | set |
-    set_description | set_epoch | set_postfix | set_postfix_str | sleep | sorted | split |
-    state_dict | step | str | strip | sum | super | synchronize | time | tolist | train |
-    tuple | unlink | unwrap_model | values | wait_for_everyone | warning | write |
-    writelines | writerow | zero_grad | zip
-    """,
-    re.VERBOSE,
+_HARMLESS = frozenset(
+    """abs add_image add_scalar add_scalars append barrier basename bool close collect cpu
+    critical debug dict dump dumps empty_cache enumerate error eval exception exists exit
+    extend filter float flush format get getLogger get_last_lr getattr hasattr info int
+    is_main_process isinstance item items iter join keys len list load_state_dict lower
+    makedirs manual_seed manual_seed_all map max max_memory_allocated mean memory_allocated min
+    mkdir named_parameters next numpy open parameters perf_counter pop print range remove
+    replace report reset reset_peak_memory_stats rmtree round rstrip set set_description
+    set_epoch set_postfix set_postfix_str sleep sorted split state_dict step str strip sum
+    super synchronize time tolist train tuple unlink unwrap_model values wait_for_everyone
+    warning write writelines writerow zero_grad zip""".split()  # noqa: SIM905
 )
 """Calls that allocate nothing on the device that stays, by their last name."""
 
 _HARMLESS_STARTS = ("log", "_log", "save", "_save", "print", "plot", "push_to_hub")
-_HARMLESS_ROOTS = re.compile(
-    r"""
-    Path | bar | console | csv | datetime | json | log | logger | logging | math | mlflow |
-    np | numpy | os | pathlib | pbar | plt | progress | progress_bar | random | re | shutil
-    | string | sys | tb_writer | time | tqdm | wandb | writer
-    """,
-    re.VERBOSE,
+_HARMLESS_ROOTS = frozenset(
+    """Path bar console csv datetime json log logger logging math mlflow np numpy os pathlib
+    pbar plt progress progress_bar random re shutil string sys tb_writer time tqdm wandb
+    writer""".split()  # noqa: SIM905
 )
 
 Place = tuple[str, int]
@@ -94,18 +83,22 @@ class Test:
     function: ast.AST
     atoms: dict[str, ast.expr]
     code: CodeType | None
+    of_rank: bool = False
+    """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
     values: dict[str, int | float] = field(default_factory=dict)
     """The last values of its counters, and those of its other names."""
     names: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, int | None] = field(default_factory=dict)
+    kept: dict[bool, list[int]] = field(default_factory=dict)
+    """By outcome that adds to lists: the first two steps that had it."""
 
     @cached_property
-    def kept(self) -> set[str]:
-        """The names of values that a branch adds to lists."""
+    def added(self) -> set[str]:
+        """The names of values that a branch adds to lists, unless it reads them to the host."""
         calls = (one for one in ast.walk(self.node) if isinstance(one, ast.Call))
         adds = (one for one in calls if last_name(one.func) in _ADDS)
-        return {_root(given) for one in adds for given in one.args}
+        return {_root(given) for one in adds for given in one.args if not _is_of_host(given)}
 
     def outcome(self, values: Mapping[str, Any], others: Mapping[str, Any]) -> bool | None:
         """The value of the test; None if it has none."""
@@ -209,6 +202,8 @@ class Source(Tree):
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
                 if one.func.attr in (*_ADDS, "add"):
                     found[ast.unparse(one.func.value)] |= not _is_of_host(one.args[0])
+            elif isinstance(one, ast.Assign) and _joins(one):
+                found[ast.unparse(one.targets[0])] = True
             elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
                 found[ast.unparse(one.value)] |= False
         return found
@@ -248,13 +243,12 @@ class Source(Tree):
 
     def tests_in(self, function: ast.AST) -> list[Test]:
         """The tests on counters of a function."""
-        return self._tests.get(function, [])
+        return [test for test in self._tests.get(function, ()) if not test.of_rank]
 
     @property
     def tests(self) -> Iterator[Test]:
         """All tests on counters."""
-        for tests in self._tests.values():
-            yield from tests
+        return (test for tests in self._tests.values() for test in tests)
 
     @cached_property
     def _tests(self) -> Mapping[ast.AST, list[Test]]:
@@ -268,10 +262,12 @@ class Source(Tree):
         return found
 
     def _test(self, node: ast.If | ast.IfExp, function: ast.AST) -> Test | None:
-        counters = self.counters(function) | self._states
-        counting = Counting(counters, self._aliases(function))
-        test = counting.visit(copy.deepcopy(node.test))
-        if not counting.atoms:
+        for counters in (self.counters(function) | self._states, self._ranks):
+            counting = Counting(counters, self._aliases(function))
+            test = counting.visit(copy.deepcopy(node.test))
+            if counting.atoms:
+                break
+        else:
             return None
         simple = _evaluable(test)
         code = None
@@ -280,7 +276,14 @@ class Source(Tree):
         ):
             expression = ast.fix_missing_locations(ast.Expression(simple))
             code = compile(expression, "<test>", "eval")
-        return Test(node, function, counting.atoms, code)
+        return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
+
+    @cached_property
+    def _ranks(self) -> set[str]:
+        """The numbers of the process among the ranks, as they are written; the first one runs."""
+        names = (ast.Name, ast.Attribute, ast.Call)
+        texts = (ast.unparse(one) for one in ast.walk(self._tree) if isinstance(one, names))
+        return set(filter(_RANK.fullmatch, texts)) if STANDS_FOR.get("ranks", 1) > 1 else set()
 
     def counters(self, function: ast.AST) -> set[str]:
         """The counters that a function sees, as they are written."""
@@ -294,7 +297,7 @@ class Source(Tree):
                     target = counter_target(one)
                     found |= {target} if target else set()
             if isinstance(function, _FUNCTIONS):
-                found |= {arg.arg for arg in function.args.args if COUNTERS.fullmatch(arg.arg)}
+                found |= {arg.arg for arg in function.args.args if arg.arg in COUNTERS}
             self._counted[function] = found
         return self._counted[function]
 
@@ -325,19 +328,15 @@ class Source(Tree):
                     for function in (given, *self._by_name.get(last_name(given), ())):
                         if isinstance(function, (*_FUNCTIONS, ast.Lambda)):
                             found[function] |= {one.arg for one in function.args.args}
-        for _ in range(_MOST_PASSED):
+        for _ in range(MOST_CALLS):
             for call in calls:
                 around = self._function_around(call)
                 lambdas = (one for one in self.up(call) if isinstance(one, ast.Lambda))
-                seen = self.counters_of(around, found).union(*(found[one] for one in lambdas))
+                seen = self._own_counters(around).union(*(found[f] for f in (around, *lambdas)))
                 for function, name, given in self.passed_to(call):
                     if _is_counter(given, seen):
                         found[function].add(name)
         return found
-
-    def counters_of(self, function: ast.AST, passed: Mapping[ast.AST, set[str]]) -> set[str]:
-        """The counters of a function, with those that are passed to it."""
-        return self._own_counters(function) | passed.get(function, set())
 
     def passed_to(self, call: ast.Call) -> Iterator[tuple[ast.AST, str, ast.expr]]:
         """The program's functions that a call may mean, with each parameter and its value."""
@@ -466,18 +465,13 @@ class Source(Tree):
 
     # -- branches that were not taken -----------------------------------------------------------
 
-    def left_by(self, test: Test, ran: set[Place]) -> Iterator[int]:
+    def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
         for wanted in (True, False):
             if test.code is not None and wanted in test.taken:
                 continue
-            if isinstance(test.node, ast.IfExp):
-                sizes = self._value_allocates(test.node, test.names, wanted=wanted)
-                if sizes and self._comes(test, wanted=wanted):
-                    yield test.node.lineno
-                continue
-            body = test.node.body if wanted else self._else_of(test.node)
-            if not body or self._has_run(body, ran):
+            body = self._body(test, wanted)
+            if isinstance(test.node, ast.If) and (not body or self.has_run(body, ran)):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
@@ -495,13 +489,48 @@ class Source(Tree):
                 return list(block[block.index(statement) + 1 :])
         return []
 
-    def _has_run(self, body: Sequence[ast.stmt], ran: set[Place]) -> bool:
+    def has_run(self, body: Sequence[ast.stmt], ran: Iterable[Place]) -> bool:
+        """True if any of these places is in a block of statements."""
         first, last = body[0].lineno, body[-1].end_lineno or 0
         return any(name == self.name and first <= line <= last for name, line in ran)
 
-    def has_any(self, loop: Any, places: set[Place]) -> bool:
-        """True if any of these places is in the loop."""
-        return self._has_run(loop.body, places)
+    def keeps(self, test: Test, ran: Mapping[Place, set[Place]]) -> bool:
+        """True if a branch comes again, one of whose lines left memory each time.
+
+        One that an outer loop's counter decides comes with each round of a loop between.
+        """
+        loops = [one for one in self.up(test.node) if isinstance(one, _LOOPS)]
+        is_between = any(self.counts(one, test) for one in loops[1:])
+        if is_between and True in test.kept and ON_DEVICE in map(test.names.get, test.added):
+            return True
+        for wanted, steps in test.kept.items():
+            body = self._body(test, wanted)
+            if any(_joins(part) for one in self._reached(test, wanted) for part in ast.walk(one)):
+                steps = steps[-1:]  # noqa: PLW2901 - what it joined is gone
+            found = (held for place, held in ran.items() if self.has_run(body, [place]))
+            left = set().union(*found) if isinstance(test.node, ast.If) else set()
+            lines = {line for line, _ in left}
+            each = (all({(line, n - 1), (line, n)} & left for n in steps) for line in lines)
+            if any(each) and self._comes(test, wanted=wanted):
+                return True
+        return False
+
+    def adds(self, test: Test, outcome: bool) -> bool:
+        """True if a branch adds values to a list, a dictionary or a tensor."""
+        return any(self._lists_of(one) for one in self._reached(test, outcome))
+
+    def _reached(self, test: Test, outcome: bool) -> Sequence[ast.AST]:
+        """The statements of a branch, and the functions that they call."""
+        waiting: list[ast.AST] = [*self._body(test, outcome)]
+        for one in waiting:
+            own = (function for name in called_in(one) for function in self.named(name))
+            waiting += [function for function in own if function not in waiting]
+        return waiting
+
+    def _body(self, test: Test, outcome: bool) -> Sequence[ast.stmt]:
+        if isinstance(test.node, ast.IfExp):
+            return [ast.Expr(test.node.body if outcome else test.node.orelse)]
+        return test.node.body if outcome else self._else_of(test.node)
 
     def _comes(self, test: Test, *, wanted: bool) -> bool:
         """True if a counter may still get a value with which the test has this outcome."""
@@ -513,25 +542,6 @@ class Source(Tree):
         if self.falls(test.atoms[name]):
             coming = range(now - 1, now - FUTURE, -1)
         return any(test.outcome({name: number}, test.names) is wanted for number in coming)
-
-    def _value_allocates(self, node: ast.IfExp, names: Mapping[str, Any], *, wanted: bool) -> bool:
-        """True if a value of a conditional expression may allocate, or is the larger size."""
-        chosen, other = (node.body, node.orelse) if wanted else (node.orelse, node.body)
-        calls = (one for one in ast.walk(chosen) if isinstance(one, ast.Call))
-        if any(not self._is_harmless(one, names, set()) for one in calls):
-            return True
-        known = {**self.globals, **names}
-        size, less = value_of(chosen, known), value_of(other, known)
-        if isinstance(chosen, ast.Constant | ast.Name) and not _is_size(
-            2 if size is None else size
-        ):
-            return False
-        if _is_size(size) and _is_size(less) and size <= less:
-            return False
-        call = next((one for one in self.up(node) if isinstance(one, ast.Call | ast.stmt)), None)
-        if isinstance(call, ast.Call):
-            return not self._is_harmless(call, {}, set())
-        return _is_size(size) and isinstance(call, ast.Assign | ast.Return)
 
     # -- code that may allocate -----------------------------------------------------------------
 
@@ -589,9 +599,9 @@ def is_quiet(call: ast.Call) -> bool:
     """True for a call that allocates nothing on the device that stays, by its name."""
     name, root = last_name(call.func), _root(call.func)
     if (
-        _HARMLESS.fullmatch(name)
+        name in _HARMLESS
         or (name.endswith("_") and not name.startswith("_"))  # in place
-        or _HARMLESS_ROOTS.fullmatch(root)
+        or root in _HARMLESS_ROOTS
         or name.startswith(_HARMLESS_STARTS)
     ):
         return True
@@ -636,11 +646,7 @@ class Counting(ast.NodeTransformer):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             text = ast.unparse(node)
             item = getattr(node, "attr", None) or getattr(getattr(node, "slice", 0), "value", 0)
-            if (
-                text in self._counters
-                or COUNTERS.fullmatch(item if isinstance(item, str) else "")
-                or _CLOCK.fullmatch(text)
-            ):
+            if text in self._counters or item in COUNTERS or _CLOCK.fullmatch(text):
                 known = {ast.unparse(atom): name for name, atom in self.atoms.items()}
                 name = known.get(text, f"__{len(self.atoms)}")
                 self.atoms[name] = node
@@ -656,7 +662,7 @@ class Counting(ast.NodeTransformer):
 
 def _is_counter(node: ast.expr, counters: set[str]) -> bool:
     """True for a counter, and for sums and products of one."""
-    if ast.unparse(node) in counters or COUNTERS.fullmatch(last_name(node)):
+    if ast.unparse(node) in counters or last_name(node) in COUNTERS:
         return True
     parts = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
     return any(_is_counter(one, counters) for one in parts)
@@ -684,11 +690,11 @@ def is_safe(node: ast.expr, calls: Sequence[str] = SAFE_CALLS) -> bool:
     )
 
 
-def last_name(node: ast.AST) -> str:
-    """The last part of a name with dots: "step" of `optimizer.step`."""
-    if isinstance(node, ast.Subscript):
-        return last_name(node.value)
-    return str(getattr(node, "attr", None) or getattr(node, "id", ""))
+def _joins(node: Any) -> bool:
+    """True if a tensor takes others in, as `bank = torch.cat([bank, new])`."""
+    called = last_name(getattr(getattr(node, "value", node), "func", node))
+    is_join = isinstance(node, ast.Assign) and called in ("cat", "concat", "hstack", "vstack")
+    return is_join and not _written(node.value).isdisjoint(map(ast.unparse, node.targets))
 
 
 def _root(node: ast.AST) -> str:
@@ -750,8 +756,7 @@ def iterated(node: ast.expr, names: Mapping[str, Any]) -> range | None:
         if name == "enumerate" and node.args:
             found = iterated(node.args[0], names)
             start = [*given[1:], *(value_of(one.value, names) for one in node.keywords), 0][0]
-            is_known = found is not None and isinstance(start, int)
-            return range(start, start + len(found)) if found is not None and is_known else None
+            return range(start, start + len(found)) if found and isinstance(start, int) else None
         return iterated(node.args[0], names) if name == "tqdm" and node.args else None
     value = value_of(node, names)
     try:

@@ -128,6 +128,7 @@ class Follower:
         self._most_steps: int | None = None
         self._began = 0
         self._loop_goes_on = False
+        self._most_launches = sys.maxsize
         self._renew()
         enter = functools.partial(self._enter, OPTIMIZER)
         trainers = self._memory.owners.trainers
@@ -345,7 +346,9 @@ class Follower:
     def is_spent(self) -> bool:
         """True if the running training has had enough steps."""
         least = min(self._training_began, MOST_STEPS) + self._steps
-        return self._done >= least and not self._goes_on
+        is_over = self._shortening is None or self._shortening.is_over
+        is_far = is_over and self._budget.launches > self._most_launches // 2
+        return self._done >= least and (is_far or not self._goes_on)
 
     def begin_rounds(self) -> None:
         """Go back to training: a loop begins that has trained before."""
@@ -404,12 +407,13 @@ class Follower:
         """Bound the rest, such as a long generation, and see whether a loop may go on."""
         left = min(self._horizon.steps_left or WORTHWHILE, WORTHWHILE)
         self._loop_goes_on = self._budget.affords(left, self._step_launches)
+        self._most_launches = self._budget.rest()
         if self._mode is None:
             return
-        launches, most = self._budget.launch_count, self._budget.rest()
+        launches = self._budget.launch_count
 
         def end_at_most() -> None:
-            if launches() > most:
+            if launches() > self._most_launches:
                 self._mode.bounds = None
                 self._end("rest", 0)
 
@@ -556,7 +560,8 @@ class Follower:
         """The lines of the program that were not reached, and the steps that it would take."""
         if self._shortening is None or not self._done:
             return {}
-        if reason == "end" and not self._shortening.has_cut:
+        self._horizon.is_whole = reason == "end" and not self._shortening.has_cut
+        if self._horizon.is_whole and STANDS_FOR.get("ranks", 1) == 1:
             return {}
         found = self._horizon.result(
             self._done,

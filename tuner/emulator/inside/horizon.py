@@ -23,18 +23,16 @@ from tuner.emulator.inside.branches import (
     is_of_torch,
     is_on_device,
     iterated,
-    last_name,
     value_of,
 )
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.lines import joined, package_of, parsed, shown
+from tuner.emulator.inside.lines import frames_of, joined, package_of, parsed, shown
+from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.ramps import Ramps
+from tuner.emulator.inside.rounds import MOST_VISITS, last_name, loops
 
 MOST_SHOWN = 20
 """Lines that are told."""
-
-MOST_TRAININGS = 16
-"""Rounds of a loop over a range of trainings that all have their turn."""
 
 _FROM_ONE = frozenset({"global_step", "global_steps", "completed_steps"})
 
@@ -51,7 +49,11 @@ class Horizon:
         """Steps that the loops around the last one have left; None if that is not known."""
         self.trainings: set[Place] = set()
         """The lines in which optimizers were made, with their callers'."""
+        self.is_whole = False
+        """True if the first rank ran to its end, unlike the others."""
         self._of_steps: int | None = None
+        self._first: tuple[int, int] | None = None
+        """The rounds before the first step whose loops have a length, and the steps then."""
         self._done = 0
         self._cut: list[Place] = []
         """The loops that left out rounds."""
@@ -63,9 +65,7 @@ class Horizon:
     @guarded("the place of an optimizer")
     def note_training(self, frame: FrameType | None) -> None:
         """Note the lines in which an optimizer is made: a training begins there."""
-        while frame is not None:
-            self.trainings.add(joined(frame.f_code.co_filename, frame.f_lineno))
-            frame = frame.f_back
+        self.trainings |= {joined(name, line) for name, line, _ in frames_of(frame)}
 
     @guarded("the training loop")
     def note_step(self, frame: FrameType | None) -> None:
@@ -82,18 +82,26 @@ class Horizon:
             names = _names(one)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
+                    before = {*test.taken}
                     _note(test, names, source, line, is_cut=bool(self._cut))
-            ramps = self._ramps_of(source)
+                    self._have_again(test, test.taken - before, source)
+            ramps = self._ramps.setdefault(source.name, Ramps(source))
             for ramp in ramps.of(function):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
                     ramps.see(ramp, names, line, is_cut=bool(self._cut))
-            for loop in loops:
-                ramps.see_list(loop, function, names)
             totals += [_progress(loop, names) for loop in loops]
             is_in_loop = True
             del names
         if not self._cut:
             self._note_total(totals[::-1])
+
+    def _have_again(self, test: Test, outcomes: set[bool], source: Source) -> None:
+        """Have a branch that adds to lists come twice: what both times left there grows."""
+        for outcome in outcomes:
+            if source.adds(test, outcome):
+                test.kept.setdefault(outcome, []).append(self._done)
+                if len(test.kept[outcome]) == 1:
+                    test.taken.discard(outcome)
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
@@ -107,9 +115,12 @@ class Horizon:
         if not totals or not whole:
             self.steps_left = None
             return
-        if self._of_steps is None:  # batches of a step, by the first ones
-            self._each = max(1, round((ran + 1) / self._done))
-        self._of_steps = max(whole // self._each, self._done)
+        if self._first is None:
+            self._first, self._each = (ran, self._done), ran + 1  # batches of a step
+        before, first = self._first
+        if self._done == first + 1:
+            self._each = max(1, ran - before)
+        self._of_steps = max(first + (whole - before - 1) // self._each, self._done)
         self.steps_left = self._of_steps - self._done
 
     def _own(self, frame: FrameType | None) -> Iterator[tuple[FrameType, Source, ast.AST, int]]:
@@ -131,15 +142,14 @@ class Horizon:
             self._sources[name] = None if tree is None else Source(name, tree)
         return self._sources[name]
 
-    def _ramps_of(self, source: Source) -> Ramps:
-        if source.name not in self._ramps:
-            self._ramps[source.name] = Ramps(source)
-        return self._ramps[source.name]
+    @property
+    def _all(self) -> list[Source]:
+        return [source for source in self._sources.values() if source is not None]
 
     @guarded("the branches that come")
     def waits(self, steps: int) -> bool:
         """True if the program's own counter comes to a branch that may allocate, in these steps."""
-        for source in filter(None, self._sources.values()):
+        for source in self._all:
             for test in source.tests:
                 if not test.code or len(test.values) != 1 or test.function not in self._on_stack:
                     continue
@@ -169,10 +179,10 @@ class Horizon:
         if place not in self._cut:
             self._cut.append(place)
             self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
-        if source.has_any(loop, self.trainings):
+        if source.has_run(loop.body, self.trainings):
             if not left:
                 self._left.append(place)
-            elif len(left) <= MOST_TRAININGS:
+            elif len(left) <= MOST_VISITS:
                 return left[0]
         coming = (
             next((one for one in left[:FUTURE] if test.is_new(one)), None)
@@ -184,42 +194,55 @@ class Horizon:
     # -- at the end -----------------------------------------------------------------------------
 
     def result(
-        self, done: int, epochs: int, ran: Iterable[Place], *, grows: bool = False
+        self, done: int, epochs: int, ran: Mapping[Place, set[Place]], *, grows: bool = False
     ) -> dict[str, Any]:
         """The lines that were not reached, and the steps of the whole training.
 
-        `ran` are lines that allocated memory. A loop of rounds whose memory `grows` was not reached
-        whole.
+        `ran` are places that allocated memory, each with the lines of what they still hold and the
+        steps before that. A loop of rounds whose memory `grows` was not reached whole.
         """
-        places = {joined(*place) for place in ran} | self._boundaries
-        found = self._unreached(done, epochs, places, grows=grows)
+        held = {joined(*place): steps for place, steps in ran.items()}
+        held |= {place: set() for place in self._boundaries if place not in held}
+        found = self._unreached(done, epochs, held, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
 
     @guarded("the end of the training loop")
-    def _unreached(self, done: int, epochs: int, ran: set[Place], *, grows: bool) -> list[Place]:
+    def _unreached(
+        self, done: int, epochs: int, ran: Mapping[Place, set[Place]], *, grows: bool
+    ) -> list[Place]:
         self._look_back(done, epochs, ran)
+        if self.is_whole:
+            every = [
+                (source, test) for source in self._all for test in source.tests if test.of_rank
+            ]
+            return [(one.name, line) for one, test in every for line in one.left_by(test, ran)]
         found = [*self._left, *(self._cut if grows else ())]
-        for source in filter(None, list(self._sources.values())):
+        larger = {joined(*place) for place, is_larger in loops().larger.items() if is_larger}
+        for source in self._all:
             for test in source.tests:
                 if test.taken:  # in the loop
                     found += [(source.name, line) for line in source.left_by(test, ran)]
-            ramps = self._ramps_of(source)
+                    found += [(source.name, test.node.lineno)] * source.keeps(test, ran)
+            ramps = self._ramps.setdefault(source.name, Ramps(source))
             for ramp in ramps.all:
                 if ramp.function not in self._on_stack and source.is_used(ramp.function):
                     ramps.look_back(ramp, done)
             found += [(source.name, line) for line in ramps.growing(self.steps_left)]
+            found += [
+                place for place in larger if place[0] == source.name and ramps.sizes(place[1])
+            ]
         return found
 
-    def _look_back(self, done: int, epochs: int, ran: set[Place]) -> None:
+    def _look_back(self, done: int, epochs: int, ran: Iterable[Place]) -> None:
         """Evaluate the tests in functions that no step ended in, once."""
         for name, _ in ran:
             if package_of(name) is None:
                 self._source(name)
-        for source in filter(None, list(self._sources.values())):
+        for source in self._all:
             for test in source.tests:
                 elsewhere = test.function not in self._on_stack and source.is_used(test.function)
-                if elsewhere and not test.taken:
+                if (elsewhere or test.of_rank) and not test.taken:
                     _look_back(test, source, done, epochs)
 
 
@@ -248,14 +271,13 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is
         if is_cut:
             test.values.setdefault(name, all_values[0] if all_values else 0)
     test.names = {name: names[name] for name in _plain_names(test, names)}
-    test.names |= {name: ON_DEVICE for name in test.kept if is_on_device(names.get(name))}
+    test.names |= {name: ON_DEVICE for name in test.added if is_on_device(names.get(name))}
     if not is_cut:
         test.values = values
     outcome = test.outcome(values, test.names)
     if outcome is None:
         test.code = None
-        outcome = False
-    test.taken.add(outcome)
+    test.taken.add(bool(outcome))
 
 
 def _plain_names(test: Test, names: Mapping[str, Any]) -> Iterator[str]:
@@ -264,11 +286,9 @@ def _plain_names(test: Test, names: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _progress(loop: ast.AST, names: Mapping[str, Any]) -> tuple[int | None, int]:
+def _progress(loop: Any, names: Mapping[str, Any]) -> tuple[int | None, int]:
     """The iterations of a loop, None if unknown, and those that are done."""
-    if not isinstance(loop, ast.For | ast.AsyncFor):
-        return None, 0
-    values = iterated(loop.iter, names)
+    values = iterated(loop.iter, names) if isinstance(loop, ast.For | ast.AsyncFor) else None
     if values is None:
         return None, 0
     target = counter_target(loop)
@@ -284,7 +304,9 @@ def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
     for key, atom in test.atoms.items():
         name = last_name(atom)
         value = value_of(atom, names) if not isinstance(atom, ast.Attribute) else None
-        if isinstance(value, int):
+        if test.of_rank:
+            ranges[key] = range(1)
+        elif isinstance(value, int):
             ranges[key] = range(value + 1)
         elif "epoch" in name:
             ranges[key] = range(max(1, epochs))
@@ -292,7 +314,7 @@ def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
             first = source.begins_at(test, atom) or int(name in _FROM_ONE)
             ranges[key] = range(first, done + 1)
     test.names, test.values = others, {key: one[-1] for key, one in ranges.items()}
-    test.totals = dict.fromkeys(ranges)
+    test.totals = dict.fromkeys(ranges, STANDS_FOR["ranks"] - 1 if test.of_rank else None)
     test.taken = {False}
     for number in range(max(map(len, ranges.values()))):
         values = {key: one[min(number, len(one) - 1)] for key, one in ranges.items()}

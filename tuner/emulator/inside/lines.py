@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tuner.emulator.inside.rounds import called_in
+
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _STANDARD = tuple(
     f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")
@@ -130,11 +132,7 @@ def program_line(frame: FrameType | None, *, frames: Any = None) -> str | None:
     if frames is not None:
         summary = [(f.filename, f.lineno or 0, f.name) for f in reversed(frames)]
         return places(summary)[0]
-    found = []
-    while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return places(found)[0]
+    return places(frames_of(frame))[0]
 
 
 MOST_ROWS = 200
@@ -275,8 +273,7 @@ def _called_at(filename: str, line: int) -> Iterator[str]:
         if not isinstance(one, ast.stmt) or hasattr(one, "body"):
             continue
         if one.lineno <= line <= (one.end_lineno or 0):
-            calls = (node.func for node in ast.walk(one) if isinstance(node, ast.Call))
-            yield from (str(getattr(c, "attr", None) or getattr(c, "id", "")) for c in calls)
+            yield from called_in(one)
 
 
 def in_a_forward() -> bool:

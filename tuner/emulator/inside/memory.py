@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -94,8 +94,11 @@ class MemoryWatch:
         self._trained_us = 0
         """The time at which the first forward pass began."""
         self._evaluated_us: list[int] = []
-        self.ran_lines: set[tuple[str, int]] = set()
-        """Files and lines that have allocated memory, once there is a result."""
+        self.ran_lines: dict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
+        """Files and lines that allocated memory, with the line of what stays and the steps before.
+
+        They are known with the result.
+        """
         self.refusals = Refusals(self._place_of)
         self.recovered: list[int] = []
         """The numbers of refused requests that were met later; known with the result."""
@@ -310,7 +313,14 @@ class MemoryWatch:
 
     def _peak(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
         blocks = _blocks(entries)
-        self.ran_lines |= {(f["filename"], f["line"]) for b in blocks for f in b["frames"]}
+        last_us = max(self._steps_us, default=0)
+        for one in blocks:
+            held = set()
+            if one["died_us"] > last_us and one["size"] >= _GROWTH_BYTES:
+                step = bisect.bisect_left(self._steps_us, one["time_us"])
+                held = {(self._place_of(one)[1], step)}
+            for frame in one["frames"]:
+                self.ran_lines[frame["filename"], frame["line"]] |= held
         at, peaks = self._highest_by_phase(entries)
         parts = Parts(
             self._sightings,

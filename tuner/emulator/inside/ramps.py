@@ -25,14 +25,15 @@ from tuner.emulator.inside.branches import (
     Source,
     is_of_torch,
     is_safe,
-    last_name,
     value_of,
 )
+from tuner.emulator.inside.rounds import MOST_CALLS, last_name, size_of
 
 _SIZED = re.compile(
     r"""
-    empty | expand | full | interpolate | new_empty | new_full | new_ones | new_zeros | ones | pad |
-    rand | randint | randn | repeat | repeat_interleave | resize | tile | zeros
+    \w*crop | batchsampler | dataloader | empty | expand | full | interpolate | new_empty |
+    new_full | new_ones | new_zeros | ones | pad | rand | randint | randn | repeat |
+    repeat_interleave | resize | tile | zeros
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -43,9 +44,6 @@ _KEYWORDS = re.compile(r"(.*_)?(batch|height|len|length|resolution|size|tokens|w
 
 RETURNED = ast.Name("return")
 """Stands for the value that a function returns: no other name is written so."""
-
-_MOST_CALLS = 4
-"""Functions through which a size is followed."""
 
 
 @dataclass(eq=False)
@@ -103,7 +101,6 @@ class Ramps:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._lists: dict[ast.AST, tuple[Sequence[Any], int]] = {}
 
     def of(self, function: ast.AST) -> list[Ramp]:
         """The ramps in a function."""
@@ -123,28 +120,18 @@ class Ramps:
         for value in range(done + 1):
             ramp.see(value, self._source.globals)
 
-    def see_list(self, loop: ast.AST, function: ast.AST, names: Mapping[str, Any]) -> None:
-        """Note the item of a list at which a loop over it is."""
-        if not isinstance(loop, ast.For):
-            return
-        of, target = loop.iter, loop.target
-        while isinstance(of, ast.Call) and last_name(of.func) in ("enumerate", "tqdm") and of.args:
-            target = target.elts[-1] if isinstance(target, ast.Tuple) else target
-            of = of.args[0]
-        items = value_of(of, names)
-        if isinstance(target, ast.Name) and isinstance(items, list | tuple) and _is_of_host(items):
-            item = names.get(target.id)
-            is_size = not isinstance(item, int) or target.id in self._names[function]
-            before = self._lists.get(loop, ((), 0))[1]
-            if is_size:
-                self._lists[loop] = items, max(before, size_of(item) or 0)
+    def sizes(self, line: int) -> bool:
+        """True if the items of the loop in a line are sizes."""
+        loops = ((one, self._source.loop_of(one, line)) for one in self._source.bodies)
+        return any(
+            getattr(node, "id", "") in self._names[one]
+            for one, loop in loops
+            for node in ast.walk(getattr(loop, "target", ast.Pass()))
+        )
 
     def growing(self, steps_left: int | None) -> Iterator[int]:
         """The lines of sizes that will be larger than all that were seen."""
-        yield from (one.node.lineno for one in self.all if one.grows(steps_left))
-        for loop, (items, most) in self._lists.items():
-            if most and any((size_of(item) or 0) > most for item in items):
-                yield loop.lineno  # type: ignore[attr-defined]
+        return (one.node.lineno for one in self.all if one.grows(steps_left))
 
     @cached_property
     def all(self) -> list[Ramp]:
@@ -205,7 +192,7 @@ class Ramps:
     def _names(self) -> dict[ast.AST, set[str]]:
         """The names in each function that are sizes; `return` if it returns one."""
         self.__dict__["_names"] = names = defaultdict(set)
-        for _ in range(_MOST_CALLS):
+        for _ in range(MOST_CALLS):
             for function in self._source.bodies:
                 for size in list(self._sizes(function)):
                     for one in ast.walk(size):
@@ -215,23 +202,6 @@ class Ramps:
                             for callee in self._source.named(last_name(one.func)):
                                 names[callee].add(RETURNED.id)
         return names
-
-
-def size_of(value: Any) -> int | None:
-    """The number itself, or the elements of rows when padded; None for others, such as texts."""
-    if isinstance(value, bool | str | float) or value is None:
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, dict):
-        sizes = [size_of(one) or 0 for one in value.values() if not isinstance(one, int)]
-        return sum(sizes) or None
-    if isinstance(value, list | tuple):
-        if not value or isinstance(value[0], int | float):
-            return len(value)
-        return len(value) * max((size_of(one) or 0 for one in value), default=0)
-    numel = getattr(value, "numel", None)
-    return int(numel()) if callable(numel) else getattr(value, "size", None)
 
 
 def _is_plain(name: str, names: Mapping[str, Any]) -> bool:

@@ -20,7 +20,10 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.emulator.inside.follow import Follower
 
 _NAME = "__tuner_rounds__"
 """The name in `builtins` of the one `Rounds` of a process."""
@@ -29,52 +32,31 @@ _TRAINS = re.compile(r"backward|step|fit|_?train(?!ing)\w*|\w*_(train|epoch|step
 """Calls by which a loop trains, if no function of the same file tells it."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_MOST_CALLS = 4
-"""Functions through which a call that trains is followed."""
+MOST_CALLS = 4
+"""Functions through which a call that trains, a counter or a size is followed."""
 
 MOST_VISITS = 16
-"""Numbers of a range between the first steps and the last one at which a loop goes on."""
+"""Rounds with which a loop goes on after enough steps: numbers of a range at which a branch waits,
+or the next items of others, so that all settings of a sweep have their turn."""
 
 PROBES = 4
 """Parts of what a loop leaves out, whose beginnings have their turn, too: what a round takes may
 depend on its number in a way that isn't seen."""
 
-MORE_ITEMS = 16
-"""Items that follow where a loop is over no range: all settings of a sweep have their turn."""
-
 MOST_DRAWN = 100_000
 """Numbers and texts that are drawn to find the largest, and the last."""
-
-
-class Training(Protocol):
-    """The training in this process, as its loops see it."""
-
-    @property
-    def steps_done(self) -> int:
-        """The steps so far."""
-
-    @property
-    def is_spent(self) -> bool:
-        """True if the running training has had enough steps."""
-
-    def begin_rounds(self) -> None:
-        """A loop begins that has trained before."""
-
-    def cut(self, frame: FrameType, left: range) -> int | None:
-        """Note that a loop leaves out rounds; of the numbers `left`, it has to go on with this."""
-
-    def end_rounds(self) -> None:
-        """A loop ends that left out rounds."""
 
 
 class Rounds:
     """The followed loops of this process: all call this object, by the name that it has there."""
 
     def __init__(self) -> None:
-        self.training: Training | None = None
+        self.training: Follower | None = None
         self._cut: set[tuple[str, int]] = set()
         self._whiles: dict[tuple[int, int], int] = {}
         self._running: dict[int, int] = {}
+        self.larger: dict[tuple[str, int], bool] = {}
+        """By the place of a loop in a generator: true if it is over a list with larger numbers."""
 
     def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
         """The rounds of a `for` loop."""
@@ -84,6 +66,19 @@ class Rounds:
         if (frame.f_code.co_filename, frame.f_lineno) in self._cut:
             self.training.begin_rounds()
         return _Loop(self, self.training, iterable)
+
+    def yields(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The items of a `for` loop in a generator, which trains where they are used."""
+        if not (isinstance(items, list | tuple) and all(map(_is_plain, items))):
+            yield from items
+            return
+        frame = sys._getframe(1)
+        sizes = [sum(map(_size, _parts(one))) for one in items]
+        largest, most = max(sizes, default=0), 0.0
+        for number, item in enumerate(items):  # the list may get more
+            most = max(most, 0, *sizes[number : number + 1])
+            self.larger[frame.f_code.co_filename, frame.f_lineno] = most < largest
+            yield item
 
     def enters(self, line: int) -> None:
         """A `while` loop begins: what it did before it was left does not count."""
@@ -125,11 +120,12 @@ class Rounds:
 class _Loop:
     """The rounds of one `for` loop. It keeps no item, whose memory would stay."""
 
-    def __init__(self, rounds: Rounds, training: Training, iterable: Iterable[Any]) -> None:
+    def __init__(self, rounds: Rounds, training: Follower, iterable: Iterable[Any]) -> None:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
         self._values = of if isinstance(of, range) else None
-        self._more = 0 if self._values is not None else MORE_ITEMS
+        self._is_kept = _is_kept(of)
+        self._more = 0 if self._values is not None else MOST_VISITS
         self._following: Iterator[Any] = iter(iterable)
         self._served = 0
         self._visits = 0
@@ -160,7 +156,7 @@ class _Loop:
         except StopIteration:
             self._end()
             raise
-        self._is_plain = _is_plain(item)
+        self._is_plain = self._is_kept or _is_plain(item)
         return item
 
     def _next_of_few(self, frame: FrameType) -> Any:
@@ -202,24 +198,59 @@ class _Loop:
         self._end()
 
 
+def _is_kept(iterable: Any) -> bool:
+    """True if the items lie in a list, also if they are numbered, or go beside those of others."""
+    if isinstance(iterable, enumerate | zip | type(iter([]))):
+        return all(isinstance(one, int) or _is_kept(one) for one in iterable.__reduce__()[1])
+    return isinstance(iterable, list | tuple)
+
+
 def _is_plain(item: Any) -> bool:
-    """True for numbers and texts, and for several of them."""
-    parts = item if isinstance(item, tuple) else (item,)
-    return all(isinstance(one, int | float | str | None) for one in parts)
+    """True for numbers and texts, and for several of them, as in settings."""
+    return all(isinstance(one, int | float | str | None) for one in _parts(item))
+
+
+def _parts(item: Any, depth: int = 3) -> list[Any]:
+    """The values in a tuple, a dictionary or an object with attributes; others by themselves."""
+    inner = item if isinstance(item, dict) else getattr(item, "__dict__", None)
+    inner = item if isinstance(item, tuple) else inner and inner.values()
+    if not inner or not depth:
+        return [item]
+    return [part for one in inner for part in _parts(one, depth - 1)]
 
 
 def _deciding(items: Sequence[Any]) -> list[int]:
-    """The places of the last item, of the beginnings of parts, and of the largest numbers.
+    """The places of the last item, of the beginnings of parts, and of the largest by each part.
 
     They are the largest at their place in each item, of which those of a range only count.
     """
     found = {len(items) * part // PROBES for part in range(1, PROBES)} | {len(items) - 1}
-    parts = () if isinstance(items, range) else [i if isinstance(i, tuple) else (i,) for i in items]
-    for place in range(max(map(len, parts), default=0)):
-        sizes = [one[place] if place < len(one) else 0 for one in parts]
-        if all(isinstance(size, int | float) for size in sizes):
-            found.add(max(range(len(sizes)), key=lambda number: (sizes[number], number)))
+    known = [] if isinstance(items, range) else [[*map(_size, _parts(one))] for one in items]
+    for sizes in itertools.zip_longest(*known, fillvalue=0):
+        found.add(max(range(len(sizes)), key=lambda number: (sizes[number], number)))
     return sorted(found) if items else []
+
+
+def _size(value: Any) -> float:
+    found = value if isinstance(value, float) else size_of(value)
+    return found if isinstance(found, int | float) else 0
+
+
+def size_of(value: Any) -> int | None:
+    """The number itself, or the elements of rows when padded; None for others, such as texts."""
+    if isinstance(value, bool | str | float) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, dict):
+        sizes = [size_of(one) or 0 for one in value.values() if not isinstance(one, int)]
+        return sum(sizes) or None
+    if isinstance(value, list | tuple):
+        if not value or isinstance(value[0], int | float):
+            return len(value)
+        return len(value) * max((size_of(one) or 0 for one in value), default=0)
+    numel = getattr(value, "numel", None)
+    return int(numel()) if callable(numel) else getattr(value, "size", None)
 
 
 # -- the program's files ------------------------------------------------------------------------
@@ -234,9 +265,11 @@ class _Followed(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         """A loop over `rounds(items)`."""
         self.generic_visit(node)
-        if self._trains(node):
-            called = ast.Call(ast.Name(_NAME, ast.Load()), [node.iter], [])
-            node.iter = _placed(called, node.iter)
+        asked: ast.expr = ast.Name(_NAME, ast.Load())
+        trains = self._trains(node)
+        if trains or any(isinstance(one, ast.Yield) for one in ast.walk(node)):
+            asked = asked if trains else ast.Attribute(asked, "yields", ast.Load())
+            node.iter = _placed(ast.Call(asked, [node.iter], []), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> Any:
@@ -267,10 +300,10 @@ def followed(tree: ast.Module, folder: Path) -> ast.Module:
     models are left as they are: torch.compile may compile them.
     """
     functions = [one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS)]
-    called = {one: set(_calls(one)) for one in functions}
+    called = {one: set(called_in(one)) for one in functions}
     others = set(_from_other_files(tree, folder))
     training: set[str] = set()
-    for _ in range(_MOST_CALLS):
+    for _ in range(MOST_CALLS):
         training |= {
             one.name
             for one, names in called.items()
@@ -279,14 +312,16 @@ def followed(tree: ast.Module, folder: Path) -> ast.Module:
     models = {
         one
         for model in ast.walk(tree)
-        if isinstance(model, ast.ClassDef) and any(_name(f) == "forward" for f in model.body)
+        if isinstance(model, ast.ClassDef)
+        and "forward" in {getattr(one, "name", "") for one in model.body}
         for one in ast.walk(model)
     }
 
     def trains(loop: ast.AST) -> bool:
-        names = {*_calls(loop)}
+        names = {*called_in(loop)}
         is_plain = bool(names & training) or any(map(_TRAINS.fullmatch, names))
-        return is_plain or (loop not in models and not others.isdisjoint(_names(loop)))
+        used = {getattr(one, "id", "") for one in ast.walk(loop)}
+        return is_plain or (loop not in models and not others.isdisjoint(used))
 
     return _Followed(trains).visit(tree)  # type: ignore[no-any-return]
 
@@ -302,19 +337,16 @@ def _from_other_files(tree: ast.Module, folder: Path) -> Iterator[str]:
                     yield alias.asname or alias.name.partition(".")[0]
 
 
-def _names(node: ast.AST) -> Iterator[str]:
-    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+def last_name(node: ast.AST) -> str:
+    """The last part of a name with dots: "step" of `optimizer.step`."""
+    if isinstance(node, ast.Subscript):
+        return last_name(node.value)
+    return str(getattr(node, "attr", None) or getattr(node, "id", ""))
 
 
-def _name(node: ast.AST) -> str:
-    return getattr(node, "name", "")
-
-
-def _calls(node: ast.AST) -> Iterator[str]:
+def called_in(node: ast.AST) -> Iterator[str]:
     """The last names of the functions that are called in a part of a program."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Call):
-            yield str(getattr(one.func, "attr", None) or getattr(one.func, "id", ""))
+    return (last_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
 
 
 def follow_loops(package_of: Callable[[str], str | None]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from tuner.emulator.inside.branches import Tree, is_quiet, last_name
+from tuner.emulator.inside.branches import Tree, is_quiet
 from tuner.emulator.inside.lines import BRANCH, SIZE, package_of, parsed
+from tuner.emulator.inside.rounds import last_name
 
 NOTHING = ""
 _GRAVITY = (NOTHING, BRANCH, SIZE)
@@ -251,10 +252,10 @@ class _Following:
         """The use of a value in `parent`; None if it is that of `parent` itself."""
         if isinstance(parent, ast.Call) and child is not parent.func:
             is_end = last_name(parent.func) in _ENDS
-            return self._size(grows=grows) if _sizes(parent, child) else _nothing(is_end)
+            return self._size(grows=grows) if _sizes(parent, child) else NOTHING if is_end else None
         if isinstance(parent, ast.Compare | ast.Attribute | ast.Tuple):
             is_set = isinstance(parent, ast.Tuple) and self._is_set(parent, child)
-            return _nothing(is_set or _asks(parent))
+            return NOTHING if is_set or _asks(parent) else None
         if isinstance(parent, ast.Slice):
             return self._size(grows=grows and child is parent.upper)
         if isinstance(parent, ast.Subscript) and child is parent.slice:
@@ -337,10 +338,6 @@ def _asks(parent: ast.Compare | ast.Attribute | ast.Tuple) -> bool:
     if isinstance(parent, ast.Compare):
         return _IDENTITY.issuperset(map(type, parent.ops))
     return getattr(parent, "attr", "") in _KEEPS_SIZE
-
-
-def _nothing(is_end: bool) -> str | None:
-    return NOTHING if is_end else None
 
 
 def _grows(parent: ast.AST, child: ast.AST) -> bool:
