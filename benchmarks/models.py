@@ -276,7 +276,7 @@ def _built(config: Any, *, images: bool) -> Any:
 def _predicted(model_type: str, method: str, folder: str) -> Row:
     from tuner.app.estimate import one_configuration
     from tuner.predict.predict import predict
-    from tuner.predict.traces import resolve_subject
+    from tuner.predict.traces import Subject
     from tuner.space.gpus import get_gpu
 
     began = time.monotonic()
@@ -287,7 +287,7 @@ def _predicted(model_type: str, method: str, folder: str) -> Row:
         else:
             settings = {**SETTINGS, **METHODS[method]}
             space, configuration = one_configuration(None, folder, settings)
-            found = predict(resolve_subject(space.workload, folder), configuration, get_gpu(GPU))
+            found = predict(Subject(space.workload, folder), configuration, get_gpu(GPU))
     except TunerError as error:
         answer, text = "refused", "; ".join([str(error), *(p.message for p in error.problems)])
     except Exception as error:  # noqa: BLE001 - a traceback is what is looked for
@@ -308,13 +308,13 @@ def _with_an_image(folder: str) -> tuple[Any, Any]:
     """The prediction with one image, of the model's own size where it has one."""
     from tuner.app.estimate import one_configuration
     from tuner.predict.predict import predict
-    from tuner.predict.traces import resolve_subject
+    from tuner.predict.traces import Subject
     from tuner.space.gpus import get_gpu
 
     settings = {**SETTINGS, **IMAGE["image"], "max_length": IMAGE_LENGTH}
     try:
         space, configuration = one_configuration(None, folder, settings)
-        subject = resolve_subject(space.workload, folder)
+        subject = Subject(space.workload, folder)
         return predict(subject, configuration, get_gpu(GPU)), configuration
     except TunerError as error:
         if "image_size is not set" not in str(error):

@@ -13,7 +13,7 @@ from transformers import BertConfig, RobertaConfig
 from tuner.core.records import Configuration
 from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload
 from tuner.space.data import DataFacts
 from tuner.space.gpus import get_gpu
@@ -80,7 +80,7 @@ def assert_compiled_like_traced(
     workload: str, model: str, chosen: list[Configuration], gpu_name: str
 ) -> None:
     """Compiled predictions must exist and differ from full traces by less than `ALLOWED`."""
-    gpu, subject = get_gpu(gpu_name), resolve_subject(workload, model)
+    gpu, subject = get_gpu(gpu_name), Subject(workload, model)
     for ours, values in zip(
         Predictor(PredictionJob(workload, model)).predict(chosen, gpu), chosen, strict=True
     ):

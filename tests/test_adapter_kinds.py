@@ -7,7 +7,7 @@ import pytest
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 
 MODEL = "tiny-llama-3m"
@@ -20,7 +20,7 @@ def configuration(**changes):
 
 
 def predicted(**changes):
-    return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU)
+    return predict(Subject("causal_lm", MODEL), configuration(**changes), GPU)
 
 
 def test_rslora_takes_what_lora_takes():

@@ -8,7 +8,7 @@ import transformers
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.trainable import require_trained
 from tuner.trial.device import RealEnvironment, open_session
@@ -32,7 +32,7 @@ def opened(config, folder, **settings):
 
 def predicted(config, folder, **settings):
     space, configuration, model = opened(config, folder, **settings)
-    return predict(resolve_subject(space.workload, model), configuration, GPU)
+    return predict(Subject(space.workload, model), configuration, GPU)
 
 
 def test_a_classifier_is_trained_with_the_labels_of_its_checkpoint(tmp_path):
@@ -54,7 +54,7 @@ def test_the_head_is_trained_beside_adapters_and_has_no_logits_of_tokens(tmp_pat
 @pytest.mark.parametrize(("config", "labels"), [(ENCODER, 3), (DECODER, 1)])
 def test_a_real_step_trains_the_head(tmp_path, config, labels):
     space, configuration, model = opened(config, tmp_path, num_labels=labels, precision="fp32")
-    workload = resolve_subject(space.workload, model).workload
+    workload = Subject(space.workload, model).workload
     session = open_session(workload, config, configuration, RealEnvironment("cpu"))
     session.optimizer_step(1)
     heads = {"classifier", "score"}

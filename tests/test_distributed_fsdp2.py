@@ -16,7 +16,7 @@ from tuner.cost.library_memory import nccl_bytes
 from tuner.predict import predictor as predictor_module
 from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.traces import Subject, resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import resolve_config
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def subject(model: str) -> Subject:
-    return resolve_subject("causal_lm", model)
+    return Subject("causal_lm", model)
 
 
 def asked(**changes: Any) -> Configuration:
@@ -108,7 +108,7 @@ def test_adapters_and_a_frozen_base_are_sharded_too(subject: Subject) -> None:
 def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path: Path) -> None:
     untied = model_folder(tmp_path, num_hidden_layers=2, tie_word_embeddings=False)
     adapters = {"lora_rank": 8, "lora_targets": ("q_proj",), "gradient_checkpointing": False}
-    found = sharded(resolve_subject("causal_lm", untied), 2, **adapters)
+    found = sharded(Subject("causal_lm", untied), 2, **adapters)
     assert found.memory.peak_phase in ("forward", "backward")
 
 

@@ -25,7 +25,7 @@ from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict
 from tuner.predict.predictor import METHOD, PredictionJob, Predictor
-from tuner.predict.traces import Subject, resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.isolated import IsolatedRunner
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def subject(model: str) -> Subject:
-    return resolve_subject("causal_lm", model)
+    return Subject("causal_lm", model)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tuner.cost.memory import Course
 from tuner.cost.operators.timeline import Mark, Timeline
 from tuner.cost.parallel import sharded_exchange
 from tuner.predict.predict import predict
-from tuner.predict.traces import Subject, resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
@@ -35,7 +35,7 @@ needs_deepspeed = pytest.mark.skipif(not has_deepspeed(), reason="deepspeed is n
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     folder = tmp_path_factory.mktemp("model")
     model = model_folder(folder, hidden_size=256, intermediate_size=768, num_hidden_layers=4)
-    return resolve_subject("causal_lm", model)
+    return Subject("causal_lm", model)
 
 
 def under(subject: Subject, strategy: str, ranks: int = 2, **changes: Any) -> Prediction:

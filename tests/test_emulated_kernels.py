@@ -15,7 +15,7 @@ from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator import Machine
 from tuner.emulator.rates import TRANSFER, EmulatedTimes
 from tuner.predict.predict import step_work
-from tuner.predict.traces import Traces, resolve_subject
+from tuner.predict.traces import Subject, Traces
 from tuner.space.gpus import get_gpu
 
 TINY = "tiny-llama-3m"
@@ -49,7 +49,7 @@ def emulated_works(settings: dict[str, Any]) -> list[tuple[list[Any], bool, int]
 
     space, configuration = one_configuration(None, TINY, settings)
     environment = RealEnvironment("cuda:0")
-    model = resolve_subject(space.workload, TINY).model_config
+    model = Subject(space.workload, TINY).model_config
     session = open_session(get_workload(space.workload), model, configuration, environment)
 
     def counted() -> Counter[tuple[bool, int]]:
@@ -94,7 +94,7 @@ def test_a_step_has_the_kernels_of_its_prediction(name):
     gpu_name, chosen = CASES[name]
     gpu, settings = get_gpu(gpu_name), {**SIZES, **chosen}
     space, configuration = one_configuration(None, TINY, settings)
-    traced = Traces().of(resolve_subject(space.workload, TINY), configuration, gpu)
+    traced = Traces().of(Subject(space.workload, TINY), configuration, gpu)
     work = step_work(traced, configuration, gpu)
     ran = Machine(gpu).call(emulated_works, settings).value
     for updates, works, executions in (

@@ -22,7 +22,7 @@ from tuner.cost.parallel import Exchange, Links, waited_s
 from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.hollow import write_hollow
 
@@ -193,7 +193,7 @@ def test_trainer_under_ddp_takes_what_is_predicted(
     settings |= {"mixed_precision": "bf16", "micro_batch": 2, "grad_accum": 1, "max_length": 256}
     settings |= {"gradient_checkpointing": False, "optimizer": "adamw_torch_fused"}
     space, asked = one_configuration(None, str(model), settings)
-    subject = resolve_subject(space.workload, space.predicted_model())
+    subject = Subject(space.workload, space.predicted_model())
     prediction = predict(subject, asked, get_gpu("h100_sxm"))
     predicted = prediction.memory
     assert device.trainable_params == prediction.trainable_params

@@ -13,7 +13,7 @@ from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.units import MIB
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.trial.factories import EmulatedFactory
 
@@ -79,7 +79,7 @@ def test_trace_and_emulator_agree(name, tmp_path):
     model = model if model == TINY else shallow(model, tmp_path)
     space, configuration = one_configuration(None, model, {**settings, **LOADER})
     gpu = get_gpu("a100_80gb")
-    traced = predict(resolve_subject(space.workload, model), configuration, gpu).memory
+    traced = predict(Subject(space.workload, model), configuration, gpu).memory
     make = EmulatedFactory(trial_job(space, gpu, None, None), emulating(gpu).options())
     with contextlib.closing(make()) as runner:
         outcome = runner.run(configuration)

@@ -13,7 +13,7 @@ from tuner.app.measuring import emulating
 from tuner.app.search.supported import trial_job
 from tuner.core.records import Configuration, Memory
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.trial.factories import EmulatedFactory
 
@@ -40,7 +40,7 @@ def test_ranks_that_exchange_take_what_is_predicted_of_one(strategy: str) -> Non
     given = {"gpus_per_trial": ranks, "distributed": strategy, "num_workers": 0, "grad_accum": 2}
     space, asked = one_configuration(None, "tiny-llama-3m", {**given, **trained})
     gpu = get_gpu("h100_sxm")
-    predicted = predict(resolve_subject(space.workload, space.predicted_model()), asked, gpu).memory
+    predicted = predict(Subject(space.workload, space.predicted_model()), asked, gpu).memory
     emulated = emulated_by_ranks(space, Configuration(asked), gpu, ranks=ranks)
     for name in ("peak_allocated_bytes", "peak_reserved_bytes", "loaded_bytes"):
         sizes_of = getattr(predicted, name), getattr(emulated, name)

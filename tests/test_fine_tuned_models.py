@@ -8,7 +8,7 @@ from shared_cases.shallow import shallow
 from tuner.app.estimate import one_configuration
 from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import get_entry
 
@@ -63,7 +63,7 @@ def test_every_one_is_known():
 
 def answered(model, precision):
     space, configuration = one_configuration(None, model, {"precision": precision})
-    found = predict(resolve_subject(space.workload, model), configuration, GPU)
+    found = predict(Subject(space.workload, model), configuration, GPU)
     assert found.memory.peak_allocated_bytes > found.memory.loaded_bytes > 0
     assert 0 < found.trainable_params < found.total_params
     return found

@@ -9,7 +9,7 @@ from tuner.app.estimate import one_configuration
 from tuner.core.records import Phase
 from tuner.core.setup.schemas import memory_order
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.predict.tracing.recorder import Recorder
 from tuner.space.gpus import get_gpu
 
@@ -24,12 +24,12 @@ def configuration(**changes):
 
 
 def memory(**changes):
-    return predict(resolve_subject("causal_lm", MODEL), configuration(**changes), GPU).memory
+    return predict(Subject("causal_lm", MODEL), configuration(**changes), GPU).memory
 
 
 def test_an_optimizer_that_needs_shapes_is_traced_in_full():
     adafactor = configuration(optimizer="adafactor")
-    found = predict(resolve_subject("causal_lm", MODEL), adafactor, GPU)
+    found = predict(Subject("causal_lm", MODEL), adafactor, GPU)
     # A row and a column for each matrix: next to nothing beside two numbers for each weight.
     state = found.memory.breakdown["optimizer_state"]
     adamw = memory(optimizer="adamw_torch").breakdown["optimizer_state"]
@@ -42,7 +42,7 @@ def test_trainer_keeps_states_of_embeddings_in_fp32():
         memory(optimizer="adamw_8bit", training_loop=loop).breakdown["optimizer_state"]
         for loop in ("trainer", "function")
     )
-    config = resolve_subject("causal_lm", MODEL).model_config
+    config = Subject("causal_lm", MODEL).model_config
     weights = config.vocab_size * config.hidden_size
     assert by_trainer - own == pytest.approx(6 * weights, rel=0.02)
 

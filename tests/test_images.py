@@ -9,7 +9,7 @@ import transformers
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.predict.training.images import images_of
 from tuner.predict.training.known_values import KnownValues
 from tuner.space.gpus import get_gpu
@@ -89,7 +89,7 @@ def folder(tmp_path):
 def predicted(model, **settings):
     asked = {"max_length": 256, "grad_accum": 2, "micro_batch": 2, "lora_rank": 8, **settings}
     space, configuration = one_configuration(None, model, asked)
-    return predict(resolve_subject(space.workload, model), configuration, GPU)
+    return predict(Subject(space.workload, model), configuration, GPU)
 
 
 # -- values of tensors without data ----------------------------------------------------------

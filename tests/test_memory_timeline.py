@@ -10,7 +10,7 @@ from tuner.core.records import MemoryCategory
 from tuner.cost.step_details import MemoryTimeline
 from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.report.memory_timeline import timeline_figure
 from tuner.report.report import MEMORY_COLORS
 from tuner.searches.store import ResultsFolder
@@ -19,7 +19,7 @@ from tuner.space.gpus import get_gpu
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory):
-    return resolve_subject("causal_lm", model_folder(tmp_path_factory.mktemp("model")))
+    return Subject("causal_lm", model_folder(tmp_path_factory.mktemp("model")))
 
 
 @pytest.mark.parametrize("changes", [{}, {"grad_accum": 1}, {"gradient_checkpointing": False}])

@@ -12,7 +12,7 @@ from tuner.core.records import Outcome, Source, Status
 from tuner.core.units import MIB
 from tuner.predict.predict import predict
 from tuner.predict.predictor import PredictionJob, Predictor
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
@@ -31,7 +31,7 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture
 def run(model):
     def run_on(gpu=A6000, *, margin_fraction=None, **values) -> Outcome:
-        subject = resolve_subject("causal_lm", model)
+        subject = Subject("causal_lm", model)
         found = predict(subject, configuration(**values), gpu, margin_fraction=margin_fraction)
         return Outcome.predicted(found)
 
@@ -71,7 +71,7 @@ def test_traces_are_kept_and_end_the_same(model, monkeypatch, tmp_path):
     """Side by side, alone and from the disk: the same numbers in the order of the question."""
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
     asked = [configuration(lora_rank=4), configuration(gradient_checkpointing=True)]
-    subject = resolve_subject("causal_lm", model)
+    subject = Subject("causal_lm", model)
     alone = [predict(subject, each, A6000) for each in asked]
     job = PredictionJob("causal_lm", model)
     assert Predictor(job, workers=2).traced(asked, A6000) == alone

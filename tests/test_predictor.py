@@ -21,7 +21,7 @@ from tuner.predict.compiler.alignment import Different
 from tuner.predict.predict import METHOD as IN_FULL
 from tuner.predict.predict import predict
 from tuner.predict.predictor import METHOD, PredictionJob, Predictor
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture, load_catalogue, resolve_config
 
@@ -331,7 +331,7 @@ def test_a_structure_without_a_timeline_is_traced_each_time(job, model, monkeypa
         monkeypatch.setattr(deepening, name, refuse)
         refuse.__name__ = name
     ours = Predictor(job).predict(SPACE, AMPERE)
-    full = predict(resolve_subject("causal_lm", model), SPACE[0], AMPERE)
+    full = predict(Subject("causal_lm", model), SPACE[0], AMPERE)
     assert (ours[0].memory, ours[0].speed) == (full.memory, full.speed)
     assert {each.method.partition(";")[0] for each in ours} == {IN_FULL}
 

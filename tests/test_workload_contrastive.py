@@ -18,7 +18,7 @@ from encoder_samples import (
 
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.contrastive import (
     Experts,
@@ -206,7 +206,7 @@ def test_compiled_predictions_are_those_of_full_traces(changes, tmp_path):
 
 
 def test_padding_costs_attention_its_fastest_kernel():
-    subject, gpu = resolve_subject("contrastive", "all-minilm-l6-v2"), get_gpu("a100_80gb")
+    subject, gpu = Subject("contrastive", "all-minilm-l6-v2"), get_gpu("a100_80gb")
     base = {"channels": ("text",), "n_negatives": 1, "micro_batch": 8, "effective_batch": 8}
     padded, full = (
         predict(subject, configuration("contrastive", **base, padding=padding), gpu)

@@ -19,7 +19,7 @@ from encoder_samples import (
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
@@ -134,7 +134,7 @@ def test_parameters_of_five_tasks_on_roberta_base():
     heads = sentiment + qa + 3 * generation
     router = (width * 512 + 512) + (512 * 256 + 256) + (256 * 5 + 5)
     assert (lora, heads, router) == (22_560_768, 119_804_815, 526_341)
-    subject, gpu = resolve_subject("multitask", "roberta-base"), get_gpu("t4")
+    subject, gpu = Subject("multitask", "roberta-base"), get_gpu("t4")
     wanted = {
         ("frozen", "adapters", "code"): generation,
         ("frozen", "router", "all"): router,
@@ -151,7 +151,7 @@ def test_parameters_of_five_tasks_on_roberta_base():
 
 def test_a_phase_that_fits_says_nothing_about_the_next():
     """Each task alone is small; the router's phase holds all logits, twice."""
-    subject, gpu = resolve_subject("multitask", "roberta-base"), get_gpu("t4")
+    subject, gpu = Subject("multitask", "roberta-base"), get_gpu("t4")
     one, router, joint = (
         predict(
             subject,
@@ -222,7 +222,7 @@ def test_a_loop_holds_the_outputs_of_its_tasks(monkeypatch, loop, during, after)
 def test_outputs_that_are_held_are_paid_for(tmp_path):
     """The logits of every generation task, in fp32 where the router has weighted them."""
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)
-    gpu, subject = get_gpu("t4"), resolve_subject("multitask", model)
+    gpu, subject = get_gpu("t4"), Subject("multitask", model)
     peaks = {}
     for loop in ("frees", "function", "loop"):
         knobs = configuration("multitask", **DYNAMO, phase="joint", training_loop=loop)
@@ -236,7 +236,7 @@ def test_outputs_that_are_held_are_paid_for(tmp_path):
 def test_what_ran_out_of_memory_on_a_t4_does_not_fit_one(tmp_path):
     """32 x 2 at 512 tokens; the encoder is frozen, so that its depth is a matter of weights."""
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)
-    gpu, subject = get_gpu("t4"), resolve_subject("multitask", model)
+    gpu, subject = get_gpu("t4"), Subject("multitask", model)
     space = load_space("dynamo_t4")
     ran = {"phase": "joint", "trained_tasks": ("all",), "max_length": 512, "micro_batch": 32}
     knobs = configure(space, {**space.baseline, "max_length": 512, "micro_batch": 32})

@@ -10,7 +10,7 @@ from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, t
 
 from tuner.core.errors import InputError
 from tuner.predict.predict import predict
-from tuner.predict.traces import resolve_subject
+from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm import step_flops
 from tuner.space.data import DataFacts
@@ -176,7 +176,7 @@ def test_padded_batches_have_a_mask_that_hides_something():
 
 @pytest.mark.proof
 def test_a_mask_makes_attention_slower_where_flash_attention_would_run():
-    subject, gpu = resolve_subject("causal_lm", "qwen2.5-0.5b"), get_gpu("rtx3090")
+    subject, gpu = Subject("causal_lm", "qwen2.5-0.5b"), get_gpu("rtx3090")
     values = {"max_length": 1024, "mixed_precision": "bf16"}
     padded = predict(subject, configuration(**values, padding="max_length"), gpu)
     full = predict(subject, configuration(**values), gpu)

@@ -186,14 +186,14 @@ def naive_sum(case: Case) -> float:
     from unittest import mock
 
     from tuner.cost.operators.aten_kernels import Kernels
-    from tuner.predict.traces import resolve_subject
+    from tuner.predict.traces import Subject
     from tuner.predict.tracing import trace as tracing
     from tuner.predict.tracing.cuda_path import CudaPath
 
     def as_on_meta(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
-    subject = resolve_subject("causal_lm", case.model)
+    subject = Subject("causal_lm", case.model)
     plain = case.configuration.replace(
         mixed_precision="no", loss="transformers", fused_loss=False, training_loop="trainer"
     )
