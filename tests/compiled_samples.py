@@ -80,6 +80,8 @@ def _possible(chosen: dict[str, Any]) -> dict[str, Any]:
         chosen["full_training"] = False
     if chosen["full_training"]:
         chosen["modules_to_save"] = ("none",)
+        if chosen["precision"] == "fp16":  # whose gradients no scaler takes
+            chosen["precision"] = "bf16"
     if chosen["attention"] == "flash_attention_2":
         # Its kernels exist in half precision alone.
         half = chosen["precision"] in ("fp16", "bf16") or quantized

@@ -106,8 +106,8 @@ def test_no_search_yet_is_three(folder, capsys, name):
 def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, failure, code):
     result = SimpleNamespace(interrupted=False, failure=failure)
     found = SearchedGpu(plan=None, result=result, view=SimpleNamespace(best=None))
-    monkeypatch.setattr(searching, "make_plans", lambda *_: [])
-    monkeypatch.setattr(searching, "run_plans", lambda *_, **__: [found, found])
+    monkeypatch.setattr("tuner.app.search.plan.make_plans", lambda *_: [])
+    monkeypatch.setattr("tuner.app.search.run.run_plans", lambda *_, **__: [found, found])
     monkeypatch.setattr(searching, "print_all_searched", lambda *_, **__: None)
     monkeypatch.setattr(searching, "typed", list)
     done = searching.run_search([], SearchOptions(), as_json=False, quiet=True)

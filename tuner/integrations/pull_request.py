@@ -76,7 +76,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _check(folder: Path, options: Sequence[str], words: Sequence[str]) -> tuple[int, str]:
     """The exit code of `tuner check`, and its answer."""
-    command = own_python("tuner", "check", "--predict", "--no-changes", "--quiet", "--json")
+    command = own_python("tuner", "check", "--predict", "--no-changes", "--json")
     command += [*options, "--", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     if not done.stdout:

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     "--examples",
     type=int,
     metavar="N",
-    help="With --predict: the examples in the data, for the time and cost of the training.",
+    help="With --predict: examples in the data, for time and cost.",
 )
 @verbose_option
 @json_option

@@ -44,7 +44,6 @@ from tuner.cost.speed.profile import DeviceProfile
 from tuner.program.vocabulary import settings_for
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import DEFAULT_OBJECTIVES, Objective
-from tuner.searches.guided.goals import check_known
 from tuner.searches.objectives import objectives_of
 from tuner.searches.options import DEFAULT_SEARCHER, Mode, SearchOptions
 from tuner.searches.progress import Budget
@@ -214,6 +213,8 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     profile = profile_for(gpu) if is_predicted(space, gpu) else None
     part = supported_part(space, gpu, options.where, runs=runs)
     if objectives:
+        from tuner.searches.guided.goals import check_known
+
         check_known(objectives, part.supported, gpu)
     return SearchPlan(
         target=narrowed,

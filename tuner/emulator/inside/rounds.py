@@ -20,10 +20,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tuner.emulator.inside.follow import Follower
+from typing import Any
 
 _NAME = "__tuner_rounds__"
 """The name in `builtins` of the one `Rounds` of a process."""
@@ -51,7 +48,7 @@ class Rounds:
     """The followed loops of this process: all call this object, by the name that it has there."""
 
     def __init__(self) -> None:
-        self.training: Follower | None = None
+        self.training: Any = None
         self._cut: set[tuple[str, int]] = set()
         self._whiles: dict[tuple[int, int], int] = {}
         self._running: dict[int, int] = {}
@@ -120,7 +117,7 @@ class Rounds:
 class _Loop:
     """The rounds of one `for` loop. It keeps no item, whose memory would stay."""
 
-    def __init__(self, rounds: Rounds, training: Follower, iterable: Iterable[Any]) -> None:
+    def __init__(self, rounds: Rounds, training: Any, iterable: Iterable[Any]) -> None:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
         self._values = of if isinstance(of, range) else None
