@@ -176,8 +176,14 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
             }
             remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)
-            told: Any = {"remark": remark, "is_unknown": found.fits is None}
-            return OnGpu(gpu, found.prediction, gpus=paid, run=found.run_time, **told)
+            return OnGpu(
+                gpu,
+                found.prediction,
+                gpus=paid,
+                run=found.run_time,
+                remark=remark,
+                is_unknown=found.fits is None,
+            )
 
         return Everywhere(plan.model, plan.configuration, _on_all(on), plan.read_as, plan.at_least)
 

@@ -181,7 +181,7 @@ class PredictedProgram:
             "notes": list(self.plan.notes),
             "ends_in": self.ends_in,
             "not_priced": self.not_priced or None,
-            "run_time": None if self.run_time is None else dataclasses.asdict(self.run_time),
+            "run_time": None if (run := self.run_time) is None else dataclasses.asdict(run),
         }
 
 
@@ -235,24 +235,25 @@ class ProgramOracle(ABC, Generic[Answer]):
         of = found.settings
         adapters = {} if of.get("lora_rank") else {"lora_rank": 16}
         in_bits = {} if of.get("precision") in QUANTIZED else {"precision": "nf4"}
-        kinds: tuple[Values, ...] = (adapters, {**adapters, **in_bits})
+        kinds: list[Values] = [adapters, {**adapters, **in_bits}]
         length = of.get("max_length")
         shorter = [{"max_length": int(str(length)) // part} for part in (2, 4)] if length else []
-        return tuple(
-            way
-            for several in (kinds, shorter)
-            if (way := next(filter(None, map(self._fits_with, several)), None)) is not None
+        oracle = ProgramPredictions(
+            self.program, self.gpu, self.gpus, self.margin_fraction, model=self.model
         )
 
-    def _fits_with(self, values: Values) -> tuple[Values, PredictedProgram] | None:
-        given = {**self.given, **values}
-        oracle = ProgramPredictions(
-            self.program, self.gpu, self.gpus, self.margin_fraction, model=self.model, given=given
+        def fits_with(values: Values) -> tuple[Values, PredictedProgram] | None:
+            oracle.given = {**self.given, **values}
+            with contextlib.suppress(TunerError):
+                answer = oracle.as_it_is()
+                return (values, answer) if answer.fits else None
+            return None
+
+        return tuple(
+            way
+            for several in (filter(None, kinds), shorter)
+            if (way := next(filter(None, map(fits_with, several)), None)) is not None
         )
-        with contextlib.suppress(TunerError):
-            found = oracle.as_it_is() if values else None
-            return (values, found) if found is not None and found.fits else None
-        return None
 
     def with_environment(self, environment: Mapping[str, str]) -> Answer:
         """The program with these variables."""

@@ -70,8 +70,15 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        known: Any = {"model": self.model, "given": self.given, "examples": self.examples}
-        return ProgramPredictions(program, gpu, self.gpus, parse_margin(self.margin, gpu), **known)
+        return ProgramPredictions(
+            program,
+            gpu,
+            self.gpus,
+            parse_margin(self.margin, gpu),
+            model=self.model,
+            given=self.given,
+            examples=self.examples,
+        )
 
 
 def check(

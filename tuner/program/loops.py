@@ -15,7 +15,7 @@ from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import Argument, Arguments, Found, ProgramTraining
 from tuner.program.planned import HALVED, WORKLOAD, ProgramPlan, plan_training
-from tuner.program.reading import bitsandbytes_config
+from tuner.program.reading import with_method
 from tuner.program.releases import known
 from tuner.space.models.catalogue import stored_format
 
@@ -66,10 +66,6 @@ def _script(model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None)
         dtype = TORCH_DTYPES[str(given["compute_dtype"])]
     groups: dict[str, tuple[str, dict[str, Any]]] = {}
     groups["model"] = ("AutoModelForCausalLM.from_pretrained", {"0": model, "dtype": dtype})
-    if precision in QUANTIZED and stored_format(model) != precision:
-        groups["quantization"] = bitsandbytes_config(str(precision), dtype)
-    if rank:
-        groups["lora"] = ("LoraConfig", {"r": rank, "target_modules": targets})
     title = trainer.replace("Trainer", "Config") if trainer != "Trainer" else "TrainingArguments"
     mixed = given.get("mixed_precision")
     halves = {} if mixed is None else {"bf16": mixed == "bf16", "fp16": mixed == "fp16"}
@@ -82,4 +78,12 @@ def _script(model: str, given: Mapping[str, Any], trainer: str, gpu: Gpu | None)
     for name, (of, said) in groups.items():
         values = {n: Argument(value, of) for n, value in said.items()}
         made[name] = Arguments(of, values, found, defaults if name == "arguments" else {})
-    return ProgramTraining(trainer, made, found, has_bf16=gpu is None or gpu.has_bf16)
+    script = ProgramTraining(trainer, made, found, has_bf16=gpu is None or gpu.has_bf16)
+    method = {
+        "lora_rank": rank,
+        "lora_targets": targets,
+        "compute_dtype": given.get("compute_dtype"),
+    }
+    if stored_format(model) != precision:
+        method["precision"] = precision
+    return with_method(script, method)

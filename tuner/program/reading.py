@@ -82,17 +82,12 @@ def schedule_of(training: ProgramTraining) -> Schedule:
         numbers = (one for one in known if isinstance(one, int | float) and one > 0)
         return next(numbers, None)
 
-    steps = None if arguments.is_unknown("max_steps") else said("max_steps")
-    if arguments.is_unknown("max_steps") or steps is not None:
-        return Schedule(None if steps is None else int(steps))
+    if arguments.is_unknown("max_steps"):
+        return Schedule()
+    steps = said("max_steps")
+    if steps is not None:
+        return Schedule(int(steps))
     return Schedule(epochs=said("num_train_epochs", "num_epochs", "max_epochs", "epochs"))
-
-
-def bitsandbytes_config(precision: str, compute_dtype: str) -> tuple[str, dict[str, Any]]:
-    """The call that quantises a model so, and its arguments."""
-    in_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": compute_dtype}
-    bits = {"load_in_8bit": True} if precision == "int8" else {"load_in_4bit": True, **in_4bit}
-    return "BitsAndBytesConfig", bits
 
 
 def with_method(training: ProgramTraining, given: Mapping[str, Any]) -> ProgramTraining:
@@ -104,7 +99,9 @@ def with_method(training: ProgramTraining, given: Mapping[str, Any]) -> ProgramT
         return training
     precision, rank, groups = given.get("precision"), given.get("lora_rank"), dict(training.groups)
     dtype = TORCH_DTYPES.get(str(given.get("compute_dtype")), "bfloat16")
-    config = bitsandbytes_config(str(precision), dtype) if precision in QUANTIZED else None
+    in_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    bits = {"load_in_8bit": True} if precision == "int8" else {"load_in_4bit": True, **in_4bit}
+    config = ("BitsAndBytesConfig", bits) if precision in QUANTIZED else None
     targets = given.get("lora_targets", "all-linear")
     lora = ("LoraConfig", {"r": rank, "target_modules": targets}) if rank else None
     for name, is_said, call in (

@@ -214,8 +214,6 @@ def change_texts(checked: CheckedProgram) -> list[str]:
             faster = f"{better.speedup:.2f} times as fast" if better.speedup else "faster"
             does = f"is {faster}"
         return [f"With this change it {does}: {_size(of)}"]
-    if checked.otherwise and checked.least_bytes is None:
-        return [*_otherwise(checked)]
     lacking = [note for note in checked.notes if note.startswith(NOT_TRIED)]
     where = "Without PyTorch, not" if "without PyTorch" in "".join(lacking) else "Not"
     untried = [f"{where} every change could be tried."] if lacking else []

@@ -9,13 +9,27 @@ import torch
 # Operators whose integer outputs are not used (dropout masks, seeds, positions of maxima), or that
 # would cost too much on the CPU. Small float outputs are made up.
 NOT_COMPUTED = frozenset(
-    {"aten::native_dropout", "aten::native_dropout_backward", "aten::_fused_dropout"}
-    | {f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")}
-    | {"aten::_scaled_dot_product_fused_attention_overrideable", "aten::_fused_sdp_choice"}
-    | {"aten::_flash_attention_forward", "aten::_efficient_attention_forward"}
-    | {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices", "aten::_embedding_bag"}
-    | {f"aten::_{name}" for name in ("int_mm", "grouped_mm", "scaled_mm", "scaled_grouped_mm")}
-    | {"aten::_cudnn_rnn", "aten::_thnn_fused_lstm_cell"}
+    {
+        "aten::native_dropout",
+        "aten::native_dropout_backward",
+        "aten::_fused_dropout",
+        "aten::_fused_sdp_choice",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_flash_attention_forward",
+        "aten::_efficient_attention_forward",
+        "aten::max_pool2d_with_indices",
+        "aten::max_pool3d_with_indices",
+        "aten::_embedding_bag",
+        "aten::_int_mm",
+        "aten::_grouped_mm",
+        "aten::_scaled_mm",
+        "aten::_scaled_grouped_mm",
+        "aten::_cudnn_rnn",
+        "aten::_thnn_fused_lstm_cell",
+    }
 )
 
 # Operators without values, or whose values must not change (a scaler's found_inf stays 0).
@@ -52,20 +66,45 @@ OPENED = frozenset(
 
 # Operators that overwrite their first argument without reading it.
 OVERWRITING = frozenset(
-    {f"aten::{name}_" for name in ("fill", "zero", "copy", "normal", "uniform", "random")}
-    | {f"aten::{name}_" for name in ("bernoulli", "exponential", "geometric", "log_normal")}
-    | {"aten::cauchy_"}
+    {
+        "aten::fill_",
+        "aten::zero_",
+        "aten::copy_",
+        "aten::normal_",
+        "aten::uniform_",
+        "aten::random_",
+        "aten::bernoulli_",
+        "aten::exponential_",
+        "aten::geometric_",
+        "aten::log_normal_",
+        "aten::cauchy_",
+    }
 )
 FILLING = frozenset({"aten::fill_", "aten::zero_"})
 
 # Operators that use a tensor's shape but not its values.
 LIKE = frozenset(
-    {f"aten::{name}_like" for name in ("zeros", "ones", "full", "rand", "randn", "randint")}
-    | {f"aten::new_{name}" for name in ("zeros", "ones", "full")}
+    {
+        "aten::zeros_like",
+        "aten::ones_like",
+        "aten::full_like",
+        "aten::rand_like",
+        "aten::randn_like",
+        "aten::randint_like",
+        "aten::new_zeros",
+        "aten::new_ones",
+        "aten::new_full",
+    }
 )
 EMPTY = frozenset(
-    {f"aten::empty{suffix}" for suffix in ("", "_like", "_strided", "_permuted")}
-    | {"aten::new_empty", "aten::new_empty_strided"}
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
 )
 # Operators that return a tensor with one value everywhere.
 CONSTANT = frozenset(

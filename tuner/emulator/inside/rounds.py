@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 _NAME = "__tuner_rounds__"
 """The name in `builtins` of the one `Rounds` of a process."""
@@ -44,11 +44,32 @@ MOST_DRAWN = 100_000
 """Numbers and texts that are drawn to find the largest, and the last."""
 
 
+class Training(Protocol):
+    """The training in this process, as its loops see it."""
+
+    @property
+    def steps_done(self) -> int:
+        """The steps so far."""
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the running training has had enough steps."""
+
+    def begin_rounds(self) -> None:
+        """A loop begins that has trained before."""
+
+    def cut(self, frame: FrameType, left: range) -> int | None:
+        """Note that a loop leaves out rounds; of the numbers `left`, it has to go on with this."""
+
+    def end_rounds(self) -> None:
+        """A loop ends that left out rounds."""
+
+
 class Rounds:
     """The followed loops of this process: all call this object, by the name that it has there."""
 
     def __init__(self) -> None:
-        self.training: Any = None
+        self.training: Training | None = None
         self._cut: set[tuple[str, int]] = set()
         self._whiles: dict[tuple[int, int], int] = {}
         self._running: dict[int, int] = {}
@@ -117,7 +138,7 @@ class Rounds:
 class _Loop:
     """The rounds of one `for` loop. It keeps no item, whose memory would stay."""
 
-    def __init__(self, rounds: Rounds, training: Any, iterable: Iterable[Any]) -> None:
+    def __init__(self, rounds: Rounds, training: Training, iterable: Iterable[Any]) -> None:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
         self._values = of if isinstance(of, range) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 import types
@@ -52,6 +51,12 @@ class Trainer(Holder):
         self._note.extra["early"] = record.described(held.get("args"))
         self._note.assigned.clear()
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        return self._trained("train", args, kwargs)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return self._trained("fit", args, kwargs)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         for held in (self._note.extra, *self._note.extra.get("trainings", ())):
             held["evaluates"] = True
@@ -59,15 +64,13 @@ class Trainer(Holder):
 
     predict = evaluate
 
-    def _trained(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _trained(self, name: str, args: Any, kwargs: Any) -> Any:
         if len(record.TRAININGS) < 64:
             record.TRAININGS.append(self._snapshot(name, args, kwargs))
             model = self.__dict__.get("model")
             for each in (self, model) if isinstance(model, Model) else (self,):
                 each._note.extra.setdefault("trainings", []).append(record.TRAININGS[-1])
         return Unknown(f"{name}()")
-
-    train, fit = map(functools.partial(functools.partialmethod, _trained), ("train", "fit"))
 
     def _arguments(self, arguments: Any) -> Any:
         """The arguments as they are, but for those that only the making of the trainer reads."""
