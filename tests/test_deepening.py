@@ -198,12 +198,19 @@ def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
             assert traces.structure(subject, structure.configuration(probe), gpu) == structure
 
 
-def test_one_long_row_fills_several_tiles(tmp_path, depths):
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"micro_batch": 1, "max_length": 8192},
+        {"micro_batch": 3, "max_length": 800, "padding": "packed"},
+    ],
+)
+def test_one_long_row_is_traced_in_part(tmp_path, depths, row):
     subject = Subject("causal_lm", shallow_model(tmp_path, "smollm2-360m", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
-    sizes = {"micro_batch": 1, "max_length": 8192, "loss": "chunked", "attention": "sdpa"}
-    require_same(subject, Configuration({**configuration, **sizes}), gpu)
-    assert depths == REPEATED
+    changes = {**row, "loss": "chunked", "attention": "sdpa"}
+    require_same(subject, Configuration({**configuration, **changes}), gpu)
+    assert max(depths) == REPEATED[-1]
 
 
 def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):

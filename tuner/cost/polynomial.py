@@ -79,8 +79,9 @@ _EXPONENTS: tuple[Exponents, ...] = tuple(
 def fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
     """The polynomial with these values at the two probes.
 
-    A single monomial where one fits, else one with a length longer or shorter by one. No
-    other sums: two values would let too many of them pass. Raises `NotPolynomialError`.
+    A single monomial where one fits, else one with a length, or a row of packed examples, longer
+    or shorter by one. No other sums: two values would let too many of them pass. Raises
+    `NotPolynomialError`.
     """
     return _fit(values, probes)
 
@@ -103,15 +104,15 @@ def _fit(values: tuple[int, int], probes: tuple[Probe, Probe]) -> Polynomial:
 def _shifted(
     values: tuple[int, int], usable: Sequence[tuple[Exponents, int, int]]
 ) -> Polynomial | None:
-    """A monomial in which one dimension is shifted: c b (s - 1), or c b (n + 2).
+    """A monomial in which one dimension is shifted: c b (s - 1), c b (n + 2), or c (b s + 1).
 
     The last position of a sequence has no token to predict, so some losses drop it; anchors and
-    positives stand beside the negatives.
+    positives stand beside the negatives; ends of packed examples are one more than their starts.
     """
     first, second = values
     monomials = {exponents: (at_first, at_second) for exponents, at_first, at_second in usable}
-    for (low, (low_1, low_2)), (variable, shifts) in product(monomials.items(), _SHIFTS):
-        high = tuple(power + (place == variable) for place, power in enumerate(low))
+    for (low, (low_1, low_2)), (dimension, shifts) in product(monomials.items(), _SHIFTS):
+        high = tuple(power + more for power, more in zip(low, dimension, strict=True))
         if high not in monomials:
             continue
         high_1, high_2 = monomials[high]
@@ -122,8 +123,12 @@ def _shifted(
     return None
 
 
-_SHIFTS = ((1, (-1, 1)), (3, (1, 2)))
-"""Variables that stand in sums with a constant, and the constants."""
+_SHIFTS: tuple[tuple[Exponents, tuple[int, ...]], ...] = (
+    ((0, 1, 0, 0), (-1, 1)),
+    ((0, 0, 0, 1), (1, 2)),
+    ((1, 1, 0, 0), (-1, 1)),
+)
+"""Dimensions that stand in sums with a constant, and the constants."""
 
 
 @cache
