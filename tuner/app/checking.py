@@ -326,7 +326,7 @@ class _Search:
             wanted, values, self.runs.with_values(values, on_larger_gpu=on_larger_gpu), strict=True
         ):
             if isinstance(answer, TunerError):
-                reasons = "; ".join(map(str, answer.problems)) or answer.message
+                reasons = "; ".join(map(str, answer.problems)) or answer.message.partition("\n")[0]
                 note: str | None = NOT_TRIED + reasons
             elif (note := self._inert(changed, answer)) is None and _is_known(answer):
                 runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))

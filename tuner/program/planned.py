@@ -573,7 +573,7 @@ def _in_fp16(
             "else p.data"
         )
     why = gpu.unsupported_reason("bf16") or f"{gpu.name} has no bf16"
-    return found, [f"{why}. Predicted with this change: {'; '.join(changes)}"]
+    return found, [f"predicted in fp16, which takes changes: {why}. {'; '.join(changes)}"]
 
 
 def _changes(training: ProgramTraining) -> Iterator[str]:
