@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.app.device import CPU, LocalGpu, is_cpu, local_gpus, no_gpu
 from tuner.core import host
@@ -25,13 +23,18 @@ from tuner.searches.options import Mode, SearchOptions
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu, not_predicted
-from tuner.trial.base import PLAIN, Instructions, MeasureOptions, RunnerFactory, TrialJob
+from tuner.trial.base import (
+    PLAIN,
+    Instructions,
+    MeasureOptions,
+    RunnerFactory,
+    TrialJob,
+    TrialRunner,
+    call_if_there,
+)
 from tuner.trial.factories import EmulatedFactory, VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
-
-if TYPE_CHECKING:
-    from tuner.trial.emulated import EmulatedCommandRunner
 
 SMALLER = 0.95
 """Memory below this share of the device's is a different size, not a driver difference."""
@@ -116,16 +119,18 @@ class Measuring:
         """
         space, configuration, prediction = trial
         environment = trial_environment(self.threads)
-        runner: IsolatedRunner | EmulatedCommandRunner
+        runner: TrialRunner
         if self.emulated and "GPU" not in self.resources:
             runner = EmulatedFactory(job, options, self.gpus, environment)()
         else:
             runner = IsolatedRunner(job, options, environment=environment)
-        with contextlib.closing(runner):
+        try:
             if not space.stages:
                 return runner.run(configuration, instructions)
             orders = {configuration.key: hardest_first(prediction)} if prediction else {}
             return StagedRunner(runner, space, orders).run(configuration, instructions)
+        finally:
+            call_if_there(runner, "close")
 
     def text(self, gpu: Gpu) -> str:
         """The source of the numbers, in words for the user."""

@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 
 
 @runtime_checkable
-class Consistent(Protocol):
+class _Consistent(Protocol):
     """Arrays that belong together."""
 
     def require_consistent(self) -> None:
@@ -42,7 +42,7 @@ def from_arrays(cls: type[_Value], arrays: Mapping[str, Any], name: str = "") ->
         kinds: dict[Any, Callable[[Any], Any]] = {int: int, float: float}
         found[part.name] = tuple(map(str, array)) if is_text else kinds.get(kind, np.asarray)(array)
     made = cls(**found)
-    if isinstance(made, Consistent):
+    if isinstance(made, _Consistent):
         made.require_consistent()
     return made
 

@@ -35,7 +35,7 @@ MIN_ORDERED_VALUES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class _Axis:
     """One knob that has more than one value among the candidates."""
 
     name: str
@@ -192,11 +192,11 @@ def parameter(value: KnobValue) -> Parameter:
     return "+".join(value) if isinstance(value, tuple) else value
 
 
-def _axis(name: str, values: Mapping[Parameter, None]) -> Axis:
+def _axis(name: str, values: Mapping[Parameter, None]) -> _Axis:
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values) or len(numbers) < MIN_ORDERED_VALUES:
         choices = tuple(values)
-        return Axis(
+        return _Axis(
             name=name,
             distribution=CategoricalDistribution(choices),
             codes={value: float(i) for i, value in enumerate(choices)},
@@ -207,7 +207,7 @@ def _axis(name: str, values: Mapping[Parameter, None]) -> Axis:
     scale = np.log if log else float
     span = scale(high) - scale(low)
     whole = all(isinstance(v, int) for v in numbers)
-    return Axis(
+    return _Axis(
         name=name,
         distribution=(
             IntDistribution(int(low), int(high), log=log)

@@ -106,7 +106,7 @@ KNOWN_OOM, RISK, FAILS = 1, 2, 3
 """Why a configuration is held back; 0 where it is not."""
 
 
-class CalibratedRisk:
+class _CalibratedRisk:
     """The probability that each candidate does not fit, from predictions corrected by trials."""
 
     def __init__(self, predictions: Sequence[Prediction]) -> None:
@@ -130,7 +130,7 @@ class CalibratedRisk:
         return self._risk
 
 
-class PruningLog:
+class _PruningLog:
     """The candidates that are held back now, and those that were revived."""
 
     def __init__(self, candidates: Candidates, frontier: OomFrontier) -> None:
@@ -231,10 +231,10 @@ class Proposer:
         else:
             self._strategy = strategy_of(sampler, candidates, knowledge, self._chance, trials)
         self.failures = self.guide.failures if self.guide else Failures(candidates.columns)
-        self._pruning = PruningLog(candidates, self._frontier)
-        self._risk: CalibratedRisk | None = None
+        self._pruning = _PruningLog(candidates, self._frontier)
+        self._risk: _CalibratedRisk | None = None
         if self.guide is None and sampler != "guided" and knowledge.predictions:
-            self._risk = CalibratedRisk(knowledge.predictions)
+            self._risk = _CalibratedRisk(knowledge.predictions)
         self._mirror = mirror
         self._seed = seed
         self._initial = tuple(initial)

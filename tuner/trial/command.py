@@ -148,7 +148,7 @@ def _memory_note(heard: CommandProgress, memory: TreeMemory, options: MeasureOpt
 _TAIL_BYTES = 16 * 1024
 
 
-class Streams:
+class _Streams:
     """Several pipes read together; their data is also written to the descriptor `log`.
 
     `tail` is the end of all streams together.
@@ -276,7 +276,7 @@ class _Listener:
         assert process.stderr is not None
         self._process, self._heard, self._memory = process, heard, memory
         self._limit_bytes = options.memory_limit_bytes if options.device != "cpu" else None
-        self.streams = Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
+        self.streams = _Streams((process.stdout.fileno(), process.stderr.fileno()), log=1)
 
     def listen(self, samples_per_step: float | None, report: Report) -> int | None:
         """The exit code of the command; None if it was stopped after enough steps.

@@ -34,7 +34,7 @@ from tuner.trial.ranks import Rank
 from tuner.trial.synthetic import fill
 
 
-class CudaMeter:
+class _CudaMeter:
     """PyTorch's own counters of its caching allocator, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -109,8 +109,8 @@ class RealEnvironment:
         self._on_phase = on_phase
         self.on_enter: Callable[[Phase, int], None] | None = None
         self._torch_device = parse_device(device)
-        self.meter: CudaMeter | HostMeter = (
-            CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
+        self.meter: _CudaMeter | HostMeter = (
+            _CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
         )
         self.phase: Phase | None = None
         self.phase_peak_bytes: dict[Phase, int] = {}
@@ -227,7 +227,7 @@ class DeviceMemory:
     context_bytes: int | None
 
 
-class Footprint:
+class _Footprint:
     """Follows this process's memory on one CUDA device. Made before the device is touched."""
 
     def __init__(self, device: torch.device) -> None:
@@ -301,10 +301,10 @@ class ProcessDevice:
     def __init__(self, job: TrialJob, options: MeasureOptions) -> None:
         self._device = parse_device(options.device)
         self._job = job
-        self._footprint: Footprint | None = None
+        self._footprint: _Footprint | None = None
         self.notes: list[str] = []
         if self._device.type == "cuda":
-            self._footprint = Footprint(self._device)
+            self._footprint = _Footprint(self._device)
             torch.zeros(1, device=self._device)  # creates the context
             self.name = torch.cuda.get_device_name(self._device)
             self.gpu: Gpu | None = job.gpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tuner.core import nvml
 from tuner.core.errors import UnavailableError
@@ -13,9 +12,6 @@ from tuner.core.units import format_gib
 from tuner.emulator.here import is_emulated
 from tuner.space.gpus import MEMORY_TOLERANCE
 from tuner.trial.base import MeasureOptions, RunnerFactory, TrialJob, TrialRunner, outcome_versions
-
-if TYPE_CHECKING:
-    from tuner.trial.emulated import EmulatedCommandRunner, EmulatedRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,7 @@ class EmulatedFactory:
     gpus: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self) -> EmulatedRunner | EmulatedCommandRunner:
+    def __call__(self) -> TrialRunner:
         """See `RunnerFactory`. Raises `UnavailableError` where nothing can be emulated here."""
         from tuner.trial.emulated import EmulatedCommandRunner, EmulatedRunner
 

@@ -36,7 +36,7 @@ class StepParts:
         return measured_s + missing * fmean(later_s) if missing else measured_s
 
 
-class PartClock:
+class _PartClock:
     """Takes the time whenever a part of a step begins, once the device has finished the last one.
 
     `synchronize` waits for the device, and `now` is the clock (`tuner.trial.steps`). A part
@@ -100,7 +100,7 @@ class Stepper:
         self.micro_steps = micro_steps
         is_real = environment.device == "cpu" or not is_emulated()
         self._now = time.perf_counter if is_real else emulated_clock()
-        self._clock = PartClock(environment.synchronize, self._now)
+        self._clock = _PartClock(environment.synchronize, self._now)
 
     def whole(self) -> StepTime:
         """Run a whole step, and wait for the device only at its end."""

@@ -87,7 +87,7 @@ def main() -> int:
         end_children(deadline_s=END_WITHIN_S)
 
 
-def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProcess | None:
+def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmProcess | None:
     """Ready to fork; None when no trial can be run, which has been said then."""
     os.environ.pop("PYTHONPATH", None)
     if start.python_path is not None:
@@ -104,7 +104,7 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> WarmProc
     gc.collect()
     gc.freeze()
     connection.send(None)
-    return WarmProcess(start, body, connection, supervisor)
+    return _WarmProcess(start, body, connection, supervisor)
 
 
 def _require_no_threads() -> None:
@@ -132,7 +132,7 @@ class _Stillness:
         return time.monotonic() - self._since_s > _HANGS_S
 
 
-class WarmProcess:
+class _WarmProcess:
     """Runs trials one after the other, each in a fork of this process or in a fresh one."""
 
     def __init__(

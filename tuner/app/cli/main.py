@@ -119,7 +119,7 @@ EXIT_BROKEN_PIPE = 128 + 13
 """The exit code that a shell reports for a program ended by SIGPIPE."""
 
 
-class LazyGroup(click.Group):
+class _LazyGroup(click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -159,7 +159,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_LazyGroup,
     epilog=f"Exit codes: {EXIT_CODES_TEXT}.\n\n"
     + examples(
         "tuner check train.py --gpu rtx4090",

@@ -91,18 +91,14 @@ def _problems(
     space: SearchSpace, configuration: Configuration, gpu: Gpu, model: Architecture | None
 ) -> dict[str, None]:
     """Messages about settings, in any stage, that the GPU or the model does not support."""
-    from tuner.predict.predict import check_supported  # numpy
-
     stages = [*space.stage_configurations(configuration).values()] or [configuration]
-    found = (check_supported(values, gpu, model=model) for values in stages)
+    found = (_unsupported(values, gpu, model) for values in stages)
     return {problem.message: None for problems in found for problem in problems}
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:
     """Raise `InputError`, with all problems, if `gpu` cannot run the configuration."""
-    from tuner.predict.predict import check_supported  # numpy
-
-    problems = check_supported(configuration, gpu)
+    problems = _unsupported(configuration, gpu, None)
     if problems:
         raise InputError(
             f"{gpu.name} cannot run this configuration",
@@ -111,6 +107,14 @@ def require_supported(configuration: Configuration, gpu: Gpu) -> None:
             if all(problem.where == "attention" for problem in problems)
             else _hint(gpu, knobs=[problem.where or "" for problem in problems]),
         )
+
+
+def _unsupported(
+    configuration: Configuration, gpu: Gpu, model: Architecture | None
+) -> list[Problem]:
+    from tuner.predict.predict import check_supported  # numpy
+
+    return check_supported(configuration, gpu, model=model)
 
 
 _DTYPES = ("precision", "mixed_precision", "compute_dtype")

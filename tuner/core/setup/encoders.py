@@ -87,7 +87,7 @@ class Comparison(Samples):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAdapters(Group):
+class _TaskAdapters(Group):
     """The LoRA sets of `multitask`, beside a backbone or inside it."""
 
     # fmt: off
@@ -109,7 +109,7 @@ class TaskAdapters(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks(TaskAdapters):
+class Tasks(_TaskAdapters):
     """The knobs of `multitask` beside those of its step: LoRA sets, and what is trained."""
 
     # fmt: off

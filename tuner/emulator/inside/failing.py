@@ -27,7 +27,7 @@ _MOST_TEXT = 4000
 _MOST_CAUSES = 8
 
 
-class Failing:
+class _Failing:
     """Keeps the exception that ends a process, and sends it as an event at the end."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 def follow_failures() -> None:
     """Watch for failures of this process and of the processes that it forks."""
-    failing = Failing()
+    failing = _Failing()
     leave, leave_at_once = sys.exit, os._exit
 
     @functools.wraps(leave)

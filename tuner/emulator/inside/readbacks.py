@@ -139,7 +139,7 @@ _FORMATS = {1: "b", 2: "h", 4: "i", 8: "q"}
 UNREADABLE: list[Count] = [(0, 4), (0, 8), (1, 1)]
 
 
-class UnreadableError(Exception):
+class _UnreadableError(Exception):
     """A count depends on values that are not known."""
 
 
@@ -174,7 +174,7 @@ class Readbacks:
         reading = _Counting(self._made_up)
         try:
             counts = COUNTED[operator.full_name](reading, *args, **kwargs)
-        except UnreadableError:
+        except _UnreadableError:
             return UNREADABLE, MADE_UP
         return counts, reading.origin
 
@@ -187,7 +187,7 @@ class _Counting:
         self.origin: str | None = None
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values of a tensor, on the CPU. Raises `UnreadableError` if they are unknown."""
+        """The values of a tensor, on the CPU. Raises `_UnreadableError` if they are unknown."""
         note = noted(tensor)
         if note is not None:
             self.origin = worst(self.origin, note.origin)
@@ -201,7 +201,7 @@ class _Counting:
         if tensor.dtype in FLOATS and tensor.numel() <= NOISE_LIMIT:
             self.origin = MADE_UP
             return self._made_up.noise(tensor)
-        raise UnreadableError
+        raise _UnreadableError
 
     def _true(self, mask: torch.Tensor) -> int:
         """The number of elements that are, or may be, nonzero."""
@@ -212,7 +212,7 @@ class _Counting:
             return mask.numel()
         try:
             read = self._read(mask)
-        except UnreadableError:
+        except _UnreadableError:
             self.origin = worst(self.origin, AT_MOST)
             return mask.numel()
         return int(read.count_nonzero()) if one is None else mask.numel() * bool(one)
@@ -220,7 +220,7 @@ class _Counting:
     def distinct_places(self, source: torch.Tensor) -> list[Count]:
         indices = source._indices()
         if not is_known(indices):
-            raise UnreadableError
+            raise _UnreadableError
         return _either(torch.unique(alias(indices), dim=1).shape[1])
 
     def nonzero(self, source: torch.Tensor, **_: Any) -> list[Count]:

@@ -267,7 +267,6 @@ def price_operators(mode: Any, rates: Mapping[str, Any]) -> Any | None:
         return None
     from tuner.emulator.inside.core import DeviceCore
     from tuner.emulator.inside.pricing import Pricer
-    from tuner.emulator.inside.triton_launches import watch
 
     pricer = Pricer(gpu_from_dict(rates), DeviceCore(), mode.repeats)
     mode.observer, mode.before = pricer.note, pricer.before

@@ -35,7 +35,7 @@ from tuner.predict.training.quantized import logical_numel, quantized_tensors, r
 from tuner.predict.training.session import build_optimizer, unscale_without_data
 
 
-class MetaEnvironment:
+class _MetaEnvironment:
     """The environment of a trace; see `tuner.predict.training.base.Environment`."""
 
     device = "meta"
@@ -198,7 +198,7 @@ def trace_optimizer(
 
 def _setup(
     model_config: Any, configuration: Configuration, compute_capability: tuple[int, int]
-) -> tuple[Recorder, CudaPath, MetaEnvironment]:
+) -> tuple[Recorder, CudaPath, _MetaEnvironment]:
     vocab_size = getattr(model_config.get_text_config(), "vocab_size", None)
     recorder = Recorder(
         workspace_bytes=cublas_workspace_bytes(compute_capability),
@@ -206,7 +206,7 @@ def _setup(
         padded=configuration.get("padding") == "max_length",
     )
     path = CudaPath(compute_capability)
-    return recorder, path, MetaEnvironment(recorder, path)
+    return recorder, path, _MetaEnvironment(recorder, path)
 
 
 def _label_trainable(recorder: Recorder, session: Any) -> set[torch.Tensor]:

@@ -36,7 +36,7 @@ from tuner.predict.training.encoders import (
 
 
 @dataclass(frozen=True, slots=True)
-class ContrastiveSettings:
+class _ContrastiveSettings:
     """The texts of a sample and the model that embeds them."""
 
     step: EncoderSettings
@@ -46,7 +46,7 @@ class ContrastiveSettings:
     """Tokens of each channel."""
 
     @classmethod
-    def of(cls, configuration: Configuration) -> ContrastiveSettings:
+    def of(cls, configuration: Configuration) -> _ContrastiveSettings:
         """The settings of a configuration. Raises `InputError` for contradictions."""
         values = CONTRASTIVE.values(configuration)
         step, knobs = EncoderSettings.of(values), Comparison.of(values)
@@ -127,10 +127,10 @@ class Experts(nn.Module):
         return rows, places
 
 
-class ContrastiveModel(nn.Module):
+class _ContrastiveModel(nn.Module):
     """Embeds anchors, positives and negatives, and compares them; see `forward`."""
 
-    def __init__(self, model_config: Any, settings: ContrastiveSettings) -> None:
+    def __init__(self, model_config: Any, settings: _ContrastiveSettings) -> None:
         super().__init__()
         self._settings = settings
         encoders = [
@@ -248,7 +248,7 @@ class Contrastive:
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
-        settings = ContrastiveSettings.of(configuration)
+        settings = _ContrastiveSettings.of(configuration)
         require_positions(model_config, max(settings.lengths), "max_length")
         environment.enter(Phase.LOAD, 0)
         return LossSession(
@@ -262,10 +262,10 @@ class Contrastive:
 
 
 def _build(
-    model_config: Any, settings: ContrastiveSettings, environment: Environment
-) -> ContrastiveModel:
+    model_config: Any, settings: _ContrastiveSettings, environment: Environment
+) -> _ContrastiveModel:
     with torch.device("meta"):
-        model = ContrastiveModel(model_config, settings)
+        model = _ContrastiveModel(model_config, settings)
     environment.materialize(model)
     if isinstance(environment, Machine):
         initialise_positions(model)

@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class MultiTaskSettings:
+class _MultiTaskSettings:
     """The tasks, and their parts that a step trains."""
 
     step: EncoderSettings
@@ -56,7 +56,7 @@ class MultiTaskSettings:
     """Tasks that run in a step."""
 
     @classmethod
-    def of(cls, configuration: Configuration) -> MultiTaskSettings:
+    def of(cls, configuration: Configuration) -> _MultiTaskSettings:
         """The settings of a configuration. Raises `InputError` for contradictions."""
         values = MULTITASK.values(configuration)
         knobs = Tasks.of(values)
@@ -130,7 +130,7 @@ _HEAD_DROPOUT = 0.1
 _ROUTER_HIDDEN = (512, 256)
 
 
-class ClassificationHead(nn.Module):
+class _ClassificationHead(nn.Module):
     """One of two classes from the vector of the first token."""
 
     def __init__(self, width: int) -> None:
@@ -148,7 +148,7 @@ class ClassificationHead(nn.Module):
         return logits
 
 
-class ExtractionHead(nn.Module):
+class _ExtractionHead(nn.Module):
     """The start and end of an answer."""
 
     def __init__(self, width: int) -> None:
@@ -161,7 +161,7 @@ class ExtractionHead(nn.Module):
         return logits
 
 
-class GenerationHead(nn.Module):
+class _GenerationHead(nn.Module):
     """Logits over the vocabulary at each target position, all positions at once.
 
     A position is told from the others by one number beside the vector of the first token.
@@ -187,7 +187,7 @@ class GenerationHead(nn.Module):
         return logits
 
 
-class MultiTaskModel(nn.Module):
+class _MultiTaskModel(nn.Module):
     """The loss of the tasks that a step trains; see `forward`.
 
     `backbone` is the encoder, with the LoRA sets of all tasks inside or, where the encoder runs
@@ -195,7 +195,7 @@ class MultiTaskModel(nn.Module):
     what the heads said of the last batch, for a loop that holds them.
     """
 
-    def __init__(self, model_config: Any, settings: MultiTaskSettings) -> None:
+    def __init__(self, model_config: Any, settings: _MultiTaskSettings) -> None:
         super().__init__()
         self._settings = settings
         width = model_config.hidden_size
@@ -230,7 +230,7 @@ class MultiTaskModel(nn.Module):
                 parameter.requires_grad_(bool(owner & trained))
         self._flags = [(p, p.requires_grad) for p in self.backbone.parameters()]
 
-    def train(self, mode: bool = True) -> MultiTaskModel:
+    def train(self, mode: bool = True) -> _MultiTaskModel:
         """As of any module, but a backbone that is not adapted stays without dropout."""
         super().train(mode)
         if not self._settings.adapted:
@@ -299,10 +299,10 @@ class MultiTaskModel(nn.Module):
 
 def _head(task: Task, width: int, vocab_size: int) -> nn.Module:
     if task.kind == "classification":
-        return ClassificationHead(width)
+        return _ClassificationHead(width)
     if task.kind == "extraction":
-        return ExtractionHead(width)
-    return GenerationHead(width, vocab_size, task.targets)
+        return _ExtractionHead(width)
+    return _GenerationHead(width, vocab_size, task.targets)
 
 
 def _lora_set(model_config: Any, task: Task) -> nn.ModuleList:
@@ -341,7 +341,7 @@ class MultiTask:
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
-        settings = MultiTaskSettings.of(configuration)
+        settings = _MultiTaskSettings.of(configuration)
         require_positions(model_config, settings.step.encoder.length, "max_length")
         environment.enter(Phase.LOAD, 0)
         model = _build(model_config, settings, environment)
@@ -359,10 +359,10 @@ class MultiTask:
 
 
 def _build(
-    model_config: Any, settings: MultiTaskSettings, environment: Environment
-) -> MultiTaskModel:
+    model_config: Any, settings: _MultiTaskSettings, environment: Environment
+) -> _MultiTaskModel:
     with torch.device("meta"):
-        model = MultiTaskModel(model_config, settings)
+        model = _MultiTaskModel(model_config, settings)
     environment.materialize(model)
     if isinstance(environment, Machine):
         initialise_positions(model.backbone)

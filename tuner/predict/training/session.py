@@ -43,7 +43,7 @@ def build_optimizer(
         if matrices:
             own = load_object(row.path, "optimizer")(matrices, lr=1e-4, **row.options)
             parts.insert(0, own)
-        return OptimizerParts(parts)
+        return _OptimizerParts(parts)
     optimizer = load_object(row.path, "optimizer")(parameters, lr=1e-4, **row.options)
     if embeddings and getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8:
         optimizer.mng = _manager_of(embeddings)
@@ -61,7 +61,7 @@ def _by_matrix(
     return parts
 
 
-class OptimizerParts:
+class _OptimizerParts:
     """Several optimizers that share the parameters of a model, used as one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
@@ -149,7 +149,7 @@ class ModelSession(abc.ABC):
         self._in_backward = isinstance(update, Update) and update.in_backward
         self._is_hooked = False
         self.optimizer: Any = (
-            OptimizerParts([build_optimizer(update.optimizer, [p]) for p in self._trainable])
+            _OptimizerParts([build_optimizer(update.optimizer, [p]) for p in self._trainable])
             if self._in_backward
             else build_optimizer(update.optimizer, self._trainable, embeddings)
         )

@@ -76,7 +76,7 @@ class SyntheticTokens(Dataset[torch.Tensor]):
 
 
 @dataclass(frozen=True, slots=True)
-class Collator:
+class _Collator:
     """Examples of several lengths to one padded batch on the host; picklable for workers.
 
     `padded_length` is None where a batch is as long as its longest example.
@@ -98,7 +98,7 @@ class Collator:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels, "tokens": tokens}
 
 
-class FullFirst(Sampler[int]):
+class _FullFirst(Sampler[int]):
     """The order of examples: those of the longest length once, then the data's, epoch after epoch.
 
     Of data with few examples the first ones would otherwise come again with every epoch.
@@ -191,10 +191,10 @@ def build_loader(
             full=full,
             rank=rank,
         ),
-        sampler=FullFirst(examples, full),
+        sampler=_FullFirst(examples, full),
         batch_size=micro_batch,
         drop_last=True,
-        collate_fn=Collator(max_length if pads_fully else None),
+        collate_fn=_Collator(max_length if pads_fully else None),
         num_workers=workers,
         pin_memory=settings.pin_memory,
         prefetch_factor=settings.prefetch_factor if workers else None,

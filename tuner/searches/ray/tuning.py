@@ -132,8 +132,8 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
             ray.kill(actor)
 
 
-class CrewSearcher(Searcher):  # type: ignore[misc]
-    """Gives Ray Tune the trials that searches propose; `CrewCallback` takes their results."""
+class _CrewSearcher(Searcher):  # type: ignore[misc]
+    """Gives Ray Tune the trials that searches propose; `_CrewCallback` takes their results."""
 
     def __init__(self, crew: Crew) -> None:
         super().__init__()
@@ -168,8 +168,8 @@ class CrewSearcher(Searcher):  # type: ignore[misc]
         """Do nothing: no state was saved."""
 
 
-class Halt(Stopper):  # type: ignore[misc]
-    """Ends the experiment once `is_over` is set, which `CrewCallback` does."""
+class _Halt(Stopper):  # type: ignore[misc]
+    """Ends the experiment once `is_over` is set, which `_CrewCallback` does."""
 
     is_over = False
 
@@ -182,10 +182,10 @@ class Halt(Stopper):  # type: ignore[misc]
         return self.is_over
 
 
-class CrewCallback(Callback):  # type: ignore[misc]
+class _CrewCallback(Callback):  # type: ignore[misc]
     """Tells searches about begins and ends of their trials, as soon as Ray Tune knows them."""
 
-    def __init__(self, crew: Crew, halt: Halt) -> None:
+    def __init__(self, crew: Crew, halt: _Halt) -> None:
         self._crew, self._halt = crew, halt
         self._actors: dict[str, str] = {}
 
@@ -240,15 +240,15 @@ class CrewCallback(Callback):  # type: ignore[misc]
 
 def run(crew: Crew, folder: Path) -> None:
     """Run trials until all searches are over; Ray Tune keeps its files in `folder`."""
-    halt = Halt()
+    halt = _Halt()
     # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file: nothing is ever
     # restored from it, and the callbacks of a search cannot be pickled.
     tune.run(
         tune.with_resources(_trainable(crew), functools.partial(_resources, needs=crew.needs)),
         name="search",
-        search_alg=CrewSearcher(crew),
+        search_alg=_CrewSearcher(crew),
         stop=halt,
-        callbacks=[CrewCallback(crew, halt)],
+        callbacks=[_CrewCallback(crew, halt)],
         num_samples=-1,
         reuse_actors=True,
         max_failures=0,  # a search tries a lost trial again itself, after all others

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTokens:
+class _ImageTokens:
     """The special tokens of a family of image-text models.
 
     `fields` has, by the name that the processor asks the tokenizer for, the field of the
@@ -35,7 +35,7 @@ class ImageTokens:
         return {name: (token, id_) for name, (token, id_) in found.items() if id_ is not None}
 
 
-_QWEN = ImageTokens(
+_QWEN = _ImageTokens(
     {
         "image_token": ("image_token_id", "<|image_pad|>"),
         "video_token": ("video_token_id", "<|video_pad|>"),
@@ -44,7 +44,7 @@ _QWEN = ImageTokens(
     },
     "<|vision_start|><|image_pad|><|vision_end|>",
 )
-_GEMMA = ImageTokens(
+_GEMMA = _ImageTokens(
     {
         "boi_token": ("boi_token_index", "<start_of_image>"),
         "eoi_token": ("eoi_token_index", "<end_of_image>"),
