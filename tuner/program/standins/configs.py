@@ -83,7 +83,6 @@ class Config(metaclass=ConfigMeta):
     _path = "Thing"
     _open, _known = False, True
     _contrary: dict[str, str] = {}
-    _behind: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
@@ -225,7 +224,6 @@ def config(path: str, bases: tuple[str, ...] = ()) -> Any:
             "_known": bool(fields) and (bool(table) or name.endswith("Arguments")),
             "_contrary": table.get("contrary", {}),
             "_open": not table or bool(table.get("open")),
-            "_behind": _BEHIND.get(path, ()),
             **{one: _property(one) for one in _BEHIND.get(path, ())},
         }
         _MADE[path] = ConfigMeta(name, tuple(above[:1]) or (Config,), body)

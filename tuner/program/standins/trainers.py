@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.standins import record, unknown
-from tuner.program.standins.configs import as_now, config
+from tuner.program.standins.configs import Config, as_now, config
 from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
 from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, put, thing, where
@@ -41,6 +41,8 @@ class Trainer(Holder):
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
             held["args"] = _arguments_of(self._path)
         held["model_wrapped"] = held.get("model")
+        if isinstance(own := held.get("args"), Config) and "output_dir" in own._fields:
+            put(self, "_train_batch_size", own.train_batch_size)
         if (lora := self._note.given.get("peft_config")) is not None:
             self._note.given["peft_config"] = as_now(lora)
             own, is_trl = held.get("model"), self._path.startswith("trl.")
@@ -84,6 +86,14 @@ class Trainer(Holder):
             for name, value in arguments._note.extra.get("fixed", {}).items():
                 now["values"][name] = record.plain(value)
                 now["assigned"].pop(name, None)
+        if isinstance(arguments, Config) and "output_dir" in arguments._fields:
+            # A class of the program's own may make other sizes of them.
+            read = {"train": self._train_batch_size, "eval": arguments.eval_batch_size}
+            for kind, value in read.items():
+                name, size = f"per_device_{kind}_batch_size", record.plain(value)
+                if now["values"].get(name, size) != size:
+                    now["values"][name] = size
+                    now["assigned"][name] = [size, self._note.where]
         return now
 
     def add_callback(self, callback: Any) -> None:
