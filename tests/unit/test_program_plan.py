@@ -253,6 +253,27 @@ def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path)
         plan_program(read_program([*words, "-y", "n: 2"], tmp_path, is_run=False), {})
 
 
+@pytest.mark.parametrize(
+    ("model", "loaded", "said"),
+    [
+        (MODEL, "", ""),  # which is stored in fp32
+        ("qwen3-0.6b", "", "bnb_4bit_compute_dtype: is fp32 beside weights in bf16, and is not"),
+        (MODEL, "dtype='bfloat16'", "bnb_4bit_compute_dtype: is fp32 beside weights in bf16"),
+    ],
+)
+def test_products_in_fp32_are_predicted_beside_weights_in_fp32(tmp_path, model, loaded, said):
+    given = f"quantization_config=BitsAndBytesConfig(load_in_4bit=True), {loaded}"
+    text = TRAINER.replace(MODEL, model)
+    alone = text.format(given, "model = get_peft_model(model, LoraConfig())", "bf16=True")
+    if said:
+        assert said in refusals(tmp_path, alone)
+    else:
+        assert knobs(planned(tmp_path, alone), "compute_dtype") == ("fp32",)
+    prepared = "model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig())"
+    plan = planned(tmp_path, text.format(given, prepared, "bf16=True"))
+    assert knobs(plan, "compute_dtype", "kbit_preparation") == ("fp32", "peft")
+
+
 def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
     plan = planned(tmp_path, TRAINER.format("", "", "optim='adamw_torch'"))
     assert knobs(plan, "precision", "mixed_precision") == ("fp32", "no")

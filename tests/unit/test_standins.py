@@ -333,7 +333,9 @@ def test_what_only_their_construction_reads_stays(tmp_path):
 
 
 def test_the_sizes_are_those_that_the_trainer_reads(tmp_path):
-    text = IMPORTS + """
+    text = (
+        IMPORTS
+        + """
 class Mine(TrainingArguments):
     train_batch_size = property(lambda self: 3)
     eval_batch_size = property(lambda self: 5)
@@ -347,6 +349,7 @@ trainer = Trainer("m", args); args.per_device_train_batch_size = 4; trainer.trai
 trainer._train_batch_size = 9; trainer.train()
 trainer._train_batch_size = load_dataset("d").size; trainer.train()
 """
+    )
     names = [f"per_device_{kind}_batch_size" for kind in ("train", "eval")]
     read_as = [one["arguments"]["values"] for one in read(tmp_path, text)["trainings"]]
     sizes = [[values[name] for name in names] for values in read_as]

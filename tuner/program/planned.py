@@ -41,6 +41,7 @@ from tuner.program.edit.place import is_same
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program, starts_of
 from tuner.program.reading import (
+    LOADED,
     MASKED,
     NOT_COMPARED,
     PACKED,
@@ -232,6 +233,7 @@ class _Planner:
         knobs |= evaluation
         if "max_length" not in knobs:
             found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
+        self._check_products(training, knobs.pop(LOADED, None), chosen, knobs)
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
@@ -250,10 +252,9 @@ class _Planner:
         if planned.of_images is not None and "images" not in given and _takes_images(chosen):
             knobs |= planned.of_images(knobs)
         knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
-        is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
-        if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
+        if "attention" not in given and _lacks_sdpa(chosen, knobs, found):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
-            knobs["attention"] = given.get("attention", "eager")
+            knobs["attention"] = "eager"
         findings: list[str] = []
         if gpu is not None and not gpu.has_bf16:
             halved, findings = _in_fp16(training, knobs, gpu)
@@ -282,6 +283,23 @@ class _Planner:
             where=training.where,
             schedule=schedule_of(training),
         )  # fmt: skip
+
+    def _check_products(
+        self,
+        training: ProgramTraining,
+        loaded: str | None,
+        model: str | None,
+        knobs: Mapping[str, Any],
+    ) -> None:
+        """Note products in another dtype than the weights beside 4-bit ones are `loaded` in."""
+        computed, stored = knobs.get("compute_dtype"), loaded
+        if loaded == STORED and model is not None and "precision" not in self.given:
+            stored = _stored_dtype(model, "compute_dtype")
+            if "fp32" not in (stored, computed):
+                return  # as large as each other
+        if stored not in (None, STORED, computed):
+            why = f"is {computed} beside weights in {stored}, and is not predicted: {EMULATE}"
+            training["quantization"].refuse("bnb_4bit_compute_dtype", why)
 
     def _sets(self, text: str) -> bool:
         """True if --set decides what "train.py:14 max_length" or "bf16=no" names."""
@@ -589,17 +607,18 @@ def _changes(training: ProgramTraining) -> Iterator[str]:
 _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 
-def _has_sdpa(model: str) -> bool:
-    """False for a model that transformers runs with eager attention unless it is told another."""
+def _lacks_sdpa(model: str, knobs: Mapping[str, Any], found: Found) -> bool:
+    """True for a model that transformers runs with eager attention unless it is told another."""
+    is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
     (folder, _), kind = releases.installed("transformers"), ""
-    if folder is None:
-        return True  # the timelines that ship are of models that have it
+    if not is_default or knobs["attention"] != "sdpa" or folder is None:
+        return False  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
         kind = _config_of(model)["model_type"]
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
-    return first is None or first[1] == "True"
+    return first is not None and first[1] != "True"
 
 
 def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[str, Any]:

@@ -420,7 +420,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):
-        knobs |= quantized(training["quantization"], knobs["precision"])
+        is_widened = training.has("preparation")  # all that is not quantised
+        knobs |= quantized(training["quantization"], knobs["precision"], is_widened=is_widened)
     else:
         note_effects(source, "quantization", prefix=prefix)
     note_effects(source, "from_pretrained", prefix=prefix)
@@ -497,7 +498,12 @@ def attention(arguments: Arguments, name: str) -> str:
     return "sdpa"
 
 
-def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
+LOADED = "loaded"
+"""In place of a parameter: the dtype of weights beside those in 4 bits, if it stays; `planned`
+compares it with that of the products, as it knows the model."""
+
+
+def quantized(arguments: Arguments, loaded: str, *, is_widened: bool) -> dict[str, Any]:
     """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
     arguments.leave_out("BitsAndBytesConfig")
     if arguments.take("load_in_8bit", quietly=True):
@@ -506,15 +512,13 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
         arguments.refuse("load_in_4bit", "is not true, nor is load_in_8bit: what is meant?")
     kind = arguments.take("bnb_4bit_quant_type", "fp4")
     computed = dtype(arguments, ("bnb_4bit_compute_dtype",), "fp32")
-    if loaded not in (computed, STORED):
-        why = f"is {computed} beside weights in {loaded}, and is not predicted: {EMULATE}"
-        arguments.refuse("bnb_4bit_compute_dtype", why)
     if kind not in ("nf4", "fp4"):
         arguments.refuse("bnb_4bit_quant_type", f"is {kind}: expected nf4 or fp4")
     return {
         "precision": "nf4",  # fp4 has the same sizes
         "compute_dtype": computed,
         "double_quant": bool(arguments.take("bnb_4bit_use_double_quant", False)),
+        **({} if is_widened else {LOADED: loaded}),
     }
 
 
