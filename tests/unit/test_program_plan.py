@@ -8,10 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tuner.core.errors import InputError, UndecidedError, UnsupportedError
-from tuner.program.export import export
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
@@ -859,17 +857,6 @@ def test_a_recipe_that_cannot_be_predicted_says_why(tmp_path: Path, changes, nam
     with pytest.raises(InputError) as raised:
         recipe(tmp_path, **changes)
     assert any(named in str(problem) for problem in raised.value.problems)
-
-
-def test_what_is_exported_for_torchtune_is_read_as_it_was(tmp_path: Path):
-    wanted = recipe(tmp_path).configuration
-    exported = export("torchtune", wanted, "causal_lm", "qwen2.5-7b", "")
-    changes = yaml.safe_load(exported.text)
-    changes["model"]["_component_"] = "torchtune.models.qwen2_5.qlora_qwen2_5_7b_base"
-    changes["loss"] = {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}
-    file = tmp_path / "exported.yaml"
-    file.write_text(yaml.safe_dump(changes))
-    assert plan_program(read_program([str(file)], is_run=False)).configuration == wanted
 
 
 EVALUATED = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {}{})\n"
