@@ -236,19 +236,17 @@ def test_a_word_of_a_skipped_command_is_unknown(tmp_path):
         plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
 
 
-def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path):
+def test_files_and_variables_of_a_notebook_are_read_and_no_parameters_of_papermill(tmp_path):
     train = "from most import most\nimport os\n" + SFT.format(
-        "max_length=most, per_device_train_batch_size=n, seed=int(os.environ['SEED'])", ""
+        "max_length=most, seed=int(os.environ['SEED'])", ""
     )
-    cells = ["n = 1", SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
+    cells = [SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
     made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
-    made[0]["metadata"] = {"tags": ["parameters"]}
-    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": made, "nbformat": 4}))
+    plan = planned(tmp_path, json.dumps({"cells": made, "nbformat": 4}), name="train.ipynb")
+    assert knobs(plan, "max_length") == (64,)
     words = ["papermill", "train.ipynb", "out.ipynb", "-p", "n", "8"]
-    plan = plan_program(read_program(words, tmp_path, is_run=False), {})
-    assert knobs(plan, "max_length", "micro_batch") == (64, 8)
-    with pytest.raises(UnsupportedError, match="papermill's -y aren't read"):
-        plan_program(read_program([*words, "-y", "n: 2"], tmp_path, is_run=False), {})
+    with pytest.raises(UnsupportedError, match="parameters of papermill aren't read"):
+        plan_program(read_program(words, tmp_path, is_run=False), {})
 
 
 @pytest.mark.parametrize(

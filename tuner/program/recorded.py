@@ -45,8 +45,6 @@ _HINTS = {
     "exit": "pass the arguments that it needs",
     "error": "correct it so that the program starts; its arguments go behind --",
 }
-_PLAIN = re.compile(r"True|False|None|[-+]?(\d+|\d*\.\d+|\d+\.)([eE][-+]?\d+)?")
-"""A value of papermill's that is no text."""
 _LACKS_ARGUMENT = "IndexError: list index out of range", "argv["
 """The end of a program that gets fewer arguments than it reads, and what the line has."""
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
@@ -218,11 +216,12 @@ def _states(files: Iterable[str]) -> list[object]:
 def _request(program: Program, gpu: Gpu | None) -> dict[str, Any]:
     source, changed, parts = program.files[program.main], {}, None
     if source.path.suffix == NOTEBOOK:
-        cells = [*code_cells(source.data.decode(), str(source.path))]
+        cells = code_cells(source.data.decode(), str(source.path))
         parts = [(f"{source.path}: cell {cell.number}", cell.run) for cell in cells]
-        if given := _parameters(program):
-            behind = next((n for n, cell in enumerate(cells, 1) if cell.has_parameters), 0)
-            parts.insert(behind, (f"{source.path}: the command", given))
+        words = [Path(word).name for word in program.command]
+        if "papermill" in words and any(word.startswith("-") for word in words):
+            how = "set them in the notebook, and name that alone"
+            raise UnsupportedError("parameters of papermill aren't read", hint=how)
     for each in program.sources:
         if not each.path.is_file() or each.path.read_bytes() != each.data:
             changed[str(each.path.resolve())] = each.data.decode()
@@ -238,22 +237,6 @@ def _request(program: Program, gpu: Gpu | None) -> dict[str, Any]:
         "folder": str(program.folder.resolve()),
         "parts": parts, "files": changed, "gpu": card, "memory_bytes": MEMORY_BYTES,
     }  # fmt: skip
-
-
-def _parameters(program: Program) -> str:
-    """The Python that sets the parameters of `papermill NOTEBOOK ... -p NAME VALUE`."""
-    words, lines = iter(program.command), ""
-    if not any(Path(word).name == "papermill" for word in words):
-        return ""
-    for word in words:
-        if word in ("-p", "--parameters", "-r", "--parameters_raw"):
-            name, value = next(words, ""), next(words, "")
-            is_text = word in ("-r", "--parameters_raw") or not _PLAIN.fullmatch(value)
-            lines += f"{name} = {repr(value) if is_text else value}\n"
-        elif word.startswith(("-y", "-f", "-b", "--parameters_")):
-            how = "pass them as -p NAME VALUE"
-            raise UnsupportedError(f"parameters of papermill's {word} aren't read", hint=how)
-    return lines
 
 
 def _run(request: str, seconds: float, folder: Path, given: Mapping[str, str]) -> dict[str, Any]:
