@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
 from tuner.program.places import Places
-from tuner.program.program import Program, read_program, starts_of
+from tuner.program.program import Program, read_program
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
@@ -79,34 +79,21 @@ def record(
 ) -> Recorded:
     """Runs `program` with stand-ins; it reads the texts of `program.files` in place of its files.
 
-    Raises `InputError` if it ends with an error before it trains, and `UnsupportedError` where this
-    can't read it. A process runs the same program once. Of a shell script, the programs that it
-    starts are recorded as one, without those that fail.
+    It is one of `starts_of`. Raises `InputError` if it ends with an error before it trains, or has
+    another program train, and `UnsupportedError` where this can't read it. A process runs the same
+    program once.
     """
-    found, errors = [], []
-    for start in [start for start in starts_of(program) if start.main]:
-        try:
-            found.append(_record(start, gpu, seeds, seconds))
-        except InputError as error:  # a script may prepare what is not there
-            errors.append(error)
-    if not found and not errors:
+    if not program.main:
         text = f"no Python script is seen in: {' '.join(program.command)}"
         raise UnsupportedError(text, hint="name a script or `python -m` a module")
-    if not any(one.trainings or one.loops for one in found):
-        errors += [e for one in found for each in one.dropped if (e := _started(program, each))]
-        if errors:
-            raise errors[0]
-    if not program.shell:
-        return found[0]
-    script = Recorded(files=[str(program.files[program.shell].path.resolve())])
-    every: dict[str, Any] = {
-        name: [x for one in [*found, script] for x in getattr(one, name)] for name in _LISTS
-    }
-    every |= {name: _unique(every[name]) for name in _LISTS[2:]}
-    return replace(found[0], **every)
+    recorded = _recorded(program, gpu, seeds, seconds)
+    for dropped in () if recorded.trainings or recorded.loops else recorded.dropped:
+        if (error := _started(program, dropped)) is not None:
+            raise error
+    return recorded
 
 
-def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
+def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
     given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **_of_rank_0(program)}
     given |= program.environment
     for name, value in given.items():
