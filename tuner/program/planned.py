@@ -79,8 +79,7 @@ class ProgramPlan:
 
     `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `at_most`
     those among them that save memory, `notes` remarks. `sequences` is their number in one example,
-    `known` are parameters that are no defaults, `findings` changes that the GPU requires, which are
-    part of the prediction.
+    `findings` are changes that the GPU requires, which are part of the prediction.
     """
 
     trainer: str
@@ -90,7 +89,6 @@ class ProgramPlan:
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    known: frozenset[str]
     at_most: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     evaluation: str = ""
@@ -249,8 +247,6 @@ class _Planner:
             text = f"torch.compile isn't modelled, and only saves memory; speed: {how}"
             found.at_most.append(text)
         bounds += _resized(training, chosen, knobs)
-        if planned.of_images is not None and "images" not in given and _takes_images(chosen):
-            knobs |= planned.of_images(knobs)
         knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
         if "attention" not in given and _lacks_sdpa(chosen, knobs, found):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
@@ -274,11 +270,10 @@ class _Planner:
                 *_versions(reading.versions),
                 *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
-            known=frozenset(knobs),
             at_most=tuple(found.at_most),
             findings=tuple(findings),
             evaluation=unknown,
-            at_least=tuple(str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"),
+            at_least=tuple(str(p) for p in bounds if p.effect == "adds"),
             read_as=_summary(reading, configuration, planned.sequences),
             where=training.where,
             schedule=schedule_of(training),

@@ -147,15 +147,6 @@ def _loader(holders: list[Any], stubs: frozenset[int]) -> Any:
     return None
 
 
-def fit(model: Any, *args: Any, **kwargs: Any) -> None:
-    """`SentenceTransformer.fit`, which needs no trainer."""
-    note = record.call("sentence_transformers.SentenceTransformer.fit", args, kwargs)
-    empty = dict.fromkeys(("arguments", "reference", "lora", "compiled"))
-    calls = [record.called(each) for each in (*_SPECIAL, *model._note.calls)]
-    told = {"trainer": record.called(note), "model": record.told_model(model), "calls": calls}
-    record.TRAININGS.append({**empty, **told, "evaluates": "evaluator" in kwargs})
-
-
 def _arguments_of(path: str) -> Any:
     own = [path.replace("Trainer", end) for end in ("Config", "TrainingArguments")]
     found = [each for each in own if each in CLASSES and each != "transformers.Config"]
