@@ -50,7 +50,7 @@ from tuner.program.reading import (
     WITH_SYNC,
     Schedule,
     evaluation_of,
-    packed_rows,
+    pack,
     schedule_of,
     with_method,
 )
@@ -194,7 +194,6 @@ _LITTLE_BYTES = 64 * 2**20
 """Rows of embeddings that take no more are below what a prediction tells."""
 _LOGGERS = ("wandb", "mlflow", "swanlab", "trackio", "comet_ml", "tensorboard", "neptune")
 """Libraries that decide nothing of a training."""
-_LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,7 @@ class _Planner:
             knobs |= _rounds(knobs, said)
             if said.get("padding") == "packed":
                 del knobs["padding"]
-                planned.notes += [n for n in packed_rows(knobs) if n not in planned.notes]
+                pack(knobs, found.notes)
             evaluation, unknown = evaluation_of(training, knobs)
         knobs |= evaluation
         if "max_length" not in knobs:
@@ -266,7 +265,7 @@ class _Planner:
             assumed=tuple(t for t in dict.fromkeys(found.assumed) if not self._sets(t)),
             left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
-                *findings, *planned.notes, *found.notes, *_unsharded(configuration),
+                *findings, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
                 *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
@@ -341,19 +340,9 @@ class _Planner:
         return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
 
     def unsupported(self, training: ProgramTraining) -> UndecidedError:
-        """The answer for a trainer that isn't predicted, with what its settings say."""
-        arguments, trainer = training["arguments"], training.trainer
+        """The answer for a trainer that isn't predicted."""
         at = f"{training.where}: " if training.where else ""
-        text = f"{at}unsupported trainer (found: {trainer}), whose memory only a run tells"
-        like = reading_of("Unsloth Trainer" if trainer.startswith("Unsloth ") else "Trainer")
-        if like and "per_device_train_batch_size" in {**arguments.values, **arguments.defaults}:
-            with contextlib.suppress(InputError), _malformed(self.program):
-                knobs = like.plan(training).knobs
-                lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
-                knobs["max_length"] = next(filter(None, lengths), "?")
-                knobs = _with_unknowns(knobs, training.found.problems)
-                knobs.pop("loss", None)  # it has one of its own
-                text += f"\n  read as {read_as(knobs, _loop_word(trainer))}"
+        text = f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells"
         return UndecidedError(text, hint=self._emulated or EMULATE)
 
     def own_loop(self) -> UndecidedError:
@@ -429,14 +418,9 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
     title = library.title if library else f"{reading.name} {releases.installed(package)[1] or own}"
-    loop = _loop_word(reading.name)
+    name = reading.name.rpartition(" ")[2]
+    loop = name.removesuffix("Trainer") or name  # SFT for TRL SFTTrainer
     return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
-
-
-def _loop_word(trainer: str) -> str:
-    """The word for a trainer: SFT for TRL SFTTrainer."""
-    name = trainer.rpartition(" ")[2]
-    return name.removesuffix("Trainer") or name
 
 
 def read_as(values: Mapping[str, Any], loop: str) -> str:

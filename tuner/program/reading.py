@@ -222,17 +222,18 @@ MASKED = (
 )
 
 
-def packed_rows(knobs: dict[str, Any]) -> list[str]:
-    """Pack the samples of a batch into one row, and return notes on it.
+def pack(knobs: dict[str, Any], notes: list[str]) -> None:
+    """Pack the samples of a batch into one row, and note it.
 
     Flash attention gets the ends of the samples and no mask (transformers'
     `_flash_attention_forward` with `position_ids`), so its tensors are those of samples side by
     side. Other kernels get a mask of the whole row (`find_packed_sequence_indices`).
     """
-    if knobs["attention"] == "flash_attention_2":
-        return [PACKED]
-    knobs["padding"] = "packed"
-    return [MASKED]
+    is_flash = knobs["attention"] == "flash_attention_2"
+    if not is_flash:
+        knobs["padding"] = "packed"
+    note = PACKED if is_flash else MASKED
+    notes += [] if note in notes else [note]
 
 
 def mixed_precision(arguments: Arguments, default: str) -> str:

@@ -265,32 +265,13 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     found: dict[str, Any] = {
         n: _unique(each for run in some for each in run[n]) for n in _LISTS[3:]
     }
-    for loop in (loop for run in some for loop in run["loops"] if "backwards" in loop):
-        loop["rounds"] = [(loop["backwards"], loop["steps"])]
+    for loop in (loop for run in some for loop in run["loops"]):
+        passes = loop["rounds"]  # the rest of an epoch may be a step of its own
+        loop["rounds"] = max(passes, key=lambda each: (passes.count(each), each), default=None)
     for name in ("trainings", "loops"):
         found[name] = _joined_by_place([run[name] for run in some], lines)
-    found["loops"] = [{**loop, "rounds": _rounds(loop["rounds"])} for loop in found["loops"]]
     ended = next((run["ended"] for run in some if run["ended"]), None)
     return Recorded(**{**found, "asked": asked}, ended=ended)
-
-
-def _rounds(runs: Sequence[Sequence[Any]]) -> list[int]:
-    """The accumulations that the backward passes and steps of all runs are nearest to."""
-    known = [(p, s) for p, s in runs if isinstance(p, int) and isinstance(s, int) and s]
-    if not known:
-        return []
-    exact = {passes / steps for passes, steps in known}
-    if len(exact) == 1 and next(iter(exact)).is_integer():
-        return [int(next(iter(exact)))]
-    most = max(passes for passes, _ in known)
-    off = {
-        n: min(  # the rest of an epoch is a step of its own, or none
-            sum(abs(steps - passes // n) for passes, steps in known),
-            sum(abs(steps + -passes // n) for passes, steps in known),
-        )
-        for n in range(1, most + 1)
-    }
-    return [n for n, one in off.items() if one == min(off.values())]
 
 
 def _unique(values: Iterable[Any]) -> list[Any]:
@@ -319,8 +300,6 @@ _MISSING = {"$missing": True}
 def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     """The value that all runs agree in; else what they agree in of it, and the rest unknown."""
     first = values[0]
-    if name == "rounds":
-        return [pair for value in values for pair in value]
     if name == "where" or len(_unique(values)) == 1:  # 1 is not True
         return first
     if all(isinstance(value, list) for value in values):

@@ -47,7 +47,6 @@ class Planned:
     model: str | None
     knobs: dict[str, Any]
     sequences: int = 1
-    notes: list[str] = field(default_factory=list)
     packs_codes: bool = False
     """The trainer packs 4-bit codes into the dtype of the weights, which FSDP can shard."""
 

@@ -218,7 +218,7 @@ def _loop() -> dict[str, Any]:
     if id(loader) not in record.LOOPS:
         model = LAST_CALLED[0] if LAST_CALLED else None
         record.LOOPS[id(loader)] = {
-            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False},
+            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False, "rounds": []},
             "batch": None if loader is None else {"$object": record.told(loader)},
             "model": record.told_model(model),
             "accelerator": record.told(_accelerators[-1]) if _accelerators else None,
@@ -242,7 +242,10 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
     if "optim" in what.split("sched")[0]:
         loop = _loop()
         CURRENT[1:2] = [0] * len(CURRENT[1:])
-        loop["steps"] += all(each.sync_gradients for each in _accelerators)
+        if all(each.sync_gradients for each in _accelerators):
+            loop["steps"] += 1
+            passes = loop["backwards"] - sum(loop["rounds"])
+            loop["rounds"] += [passes] if passes else []
         if loop["batch"] is None and loop["steps"] >= _MOST_STEPS:
             raise SystemExit
 

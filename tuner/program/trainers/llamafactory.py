@@ -67,22 +67,23 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
-    notes = reading.packed_rows(knobs) if file.take("neat_packing") else []
+    if file.take("neat_packing"):
+        reading.pack(knobs, file.found.notes)
     if not is_full:
         knobs |= reading.adapters(
             file, TABLES["lora_names"]["LLaMA-Factory"], every_linear="lora_target" not in file
         )
     knobs |= _quantized(file, computed)
-    sequences = _several_sequences(file, knobs, notes)
+    sequences = _several_sequences(file, knobs)
     file.adds("image_max_pixels", "the memory of images that it may be trained with", "images")
     model = file.take("model_name_or_path")
     file.leave_out("", "LLaMA-Factory")
     if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):
-        notes.append(reading.NOT_COMPARED)
-    return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+        file.found.notes.append(reading.NOT_COMPARED)
+    return Planned(model, knobs, sequences, packs_codes=True)
 
 
-def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
+def _several_sequences(file: Arguments, knobs: dict[str, Any]) -> int:
     """The sequences of an example, of preference training and of a reward model."""
     stage = file.take("stage", quietly=True)
     refers = file.take("pref_loss", "sigmoid", quietly=True) not in _WITHOUT_REFERENCE
@@ -94,7 +95,8 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
         file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
     if stage not in ("rm", "dpo", "kto"):
         return 1
-    return reading.preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
+    sequences = 1 if stage == "kto" else 2
+    return reading.preference(knobs, file.found.notes, sequences, refers=refers)
 
 
 def _quantized(file: Arguments, computed: str) -> dict[str, Any]:
