@@ -18,8 +18,6 @@ from tuner.program.standins.unknown import CLASSES, Meta, Name, Note, Unknown, i
 
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
-_FIXED = ("bf16", "fp16", "gradient_checkpointing")
-"""Arguments that only their construction reads; the last one in transformers 5.23 and later."""
 _BEHIND = {"transformers.BitsAndBytesConfig": ("load_in_4bit", "load_in_8bit")}
 """Fields that are properties: `vars()` of an object has them with `_` before their names."""
 
@@ -68,9 +66,6 @@ class ConfigMeta(Meta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
-        if "output_dir" in made._fields:
-            names = _FIXED if "activation_checkpointing" in made._fields else _FIXED[:2]
-            made._note.extra["fixed"] = {k: v for k, v in vars(made).items() if k in names}
         made._note.extra["built"] = record.held(made)
         return made
 

@@ -16,6 +16,8 @@ from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown,
 
 _EARLY = "per_device_train_batch_size max_length packing padding_free max_prompt_length"
 """Arguments that a trainer reads when it is made, and no more after that."""
+_BUILT = ("bf16", "fp16", "gradient_checkpointing")
+"""Arguments that only their construction reads; the last one in transformers 5.23 and later."""
 _UNSLOTH = ("UnslothTrainer", "UnslothVisionTrainer")
 _accelerators: list[Any] = []
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
@@ -82,10 +84,12 @@ class Trainer(Holder):
                     now[part].pop(name, None)
                     if name in early[part]:
                         now[part][name] = early[part][name]
-            for name, value in arguments._note.extra.get("fixed", {}).items():
-                now["values"][name] = record.plain(value)
-                now["assigned"].pop(name, None)
         if isinstance(arguments, Config) and "output_dir" in arguments._fields:
+            built = arguments._note.extra["built"]
+            is_new = "activation_checkpointing" in arguments._fields
+            for name in built.keys() & (_BUILT if is_new else _BUILT[:2]):
+                now["values"][name] = record.plain(built[name])
+                now["assigned"].pop(name, None)
             # A class of the program's own may make other sizes of them.
             read = {"train": self._train_batch_size, "eval": arguments.eval_batch_size}
             for kind, value in read.items():
