@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.errors import InputError, Problem, UndecidedError, UnsupportedError
+from tuner.core.errors import InputError, Problem, TunerError, UndecidedError, UnsupportedError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue
@@ -288,7 +288,12 @@ class _Planner:
         """Note products in another dtype than the weights beside 4-bit ones are `loaded` in."""
         computed, stored = knobs.get("compute_dtype"), loaded
         if loaded == STORED and model is not None and "precision" not in self.given:
-            stored = _stored_dtype(model, "compute_dtype")
+            try:
+                stored = _stored_dtype(model, "compute_dtype")
+            except UndecidedError:
+                raise
+            except TunerError:  # an unknown model, of which a prediction tells
+                return
             if "fp32" not in (stored, computed):
                 return  # as large as each other
         if stored not in (None, STORED, computed):

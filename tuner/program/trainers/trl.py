@@ -77,19 +77,15 @@ def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: obj
 
 
 def _compare(training: ProgramTraining, planned: Planned) -> None:
-    """Chosen and rejected answers in one pass, with all logits but for DPO; TPO has a gold one."""
-    arguments, knobs, name = training["arguments"], planned.knobs, training.trainer
-    planned.sequences, note, notes = 2, reading.PAIRS, training.found.notes
+    """Chosen and rejected answers in one pass, with all logits but for DPO."""
+    knobs, name, notes = planned.knobs, training.trainer, training.found.notes
     if not name.endswith("DPOTrainer"):
         knobs["loss"] = "transformers"
-    elif arguments.take("padding_free"):
+    elif training["arguments"].take("padding_free"):
         reading.pack(knobs, notes)
-    if name == "TPOTrainer" and arguments.take("tpo_alpha", 1.0, quietly=True):
-        planned.sequences, note = 3, "three sequences an example, all of full length"
-    notes.append(note)
     if name == "RewardTrainer":
         knobs["num_labels"] = 1
-    knobs["micro_batch"] *= planned.sequences
+    planned.sequences = reading.preference(knobs, notes, refers=False)
 
 
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
@@ -225,7 +221,7 @@ TRAINER = Trainer(
     ),
     tuple(
         Reading(f"TRL {name}Trainer", f"{name}Trainer", _VERSIONS, _plan)
-        for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
+        for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward")
     ),
     Format("trl", _settings, "trl sft --config FILE, with data set and schedule added"),
     _launch,
