@@ -323,14 +323,12 @@ def test_a_model_with_another_head_is_known_when_it_runs(tmp_path, made, said):
     assert "determine the model" not in str(caught.value.problems)
 
 
-def test_a_star_of_a_library_is_refused_and_one_of_the_programs_own_is_not(tmp_path):
+def test_a_star_gives_what_the_program_never_makes_itself(tmp_path):
+    text = "from transformers import *\nfrom own import *\nset_seed(1)\nmore = LENGTH\n"
     (tmp_path / "own.py").write_text("LENGTH = 64\n")
-    plan = planned(tmp_path, "from own import *\n" + SFT.format("max_length=LENGTH", ""))
-    assert plan.configuration["max_length"] == 64
-    with pytest.raises(
-        UnsupportedError, match=r"from transformers import \* is refused when a pro"
-    ):
-        planned(tmp_path, "from transformers import *\n" + SFT.format("", ""))
+    collated = "data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+    plan = planned(tmp_path, text + SFT.format("max_length=more", collated))
+    assert (plan.configuration["max_length"], plan.notes) == (64, ())
 
 
 def test_ligers_kernels_are_predicted_where_they_are_known(tmp_path):

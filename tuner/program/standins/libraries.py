@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import importlib
 import importlib.machinery
 import os
@@ -12,7 +14,6 @@ from opcode import opname
 from typing import Any, cast
 
 from tuner.program.standins import MARK, configs, datasets, dotenv, guard, models, trainers, unknown
-from tuner.program.standins.files import Refused
 from tuner.program.standins.record import STANDINS
 from tuner.program.standins.unknown import (
     ABSENT,
@@ -297,11 +298,30 @@ def installed(root: str) -> bool:
     return bool(here) or ORACLE.truth(f"is {root} installed")
 
 
+def _starred(root: str, frame: Any) -> list[str]:
+    """Names that `import *` gives: those of the tables, and those that the program never makes."""
+    known = [path.rpartition(".") for path in (*unknown.ROWS, *FIXED, *PARSERS.split())]
+    found, others = {name for of, _, name in known if of == root}, {name for *_, name in known}
+    codes = [frame.f_code] if frame is not None else []
+    used, made = set[str](), {*dir(builtins)}
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for each in dis.get_instructions(code):
+            if each.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                used.add(each.argval)
+            elif each.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                made.add(each.argval)
+    found |= used - made - others
+    if root in EXPORTS:
+        found = {name for name in found if _home(root, name) == root}
+    return [name for name in found if frame is None or name not in frame.f_globals]
+
+
 class Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         root, _, below = self.__name__.partition(".")
         if name == "__all__" and root in HEAVY:
-            raise Refused(f"from {self.__name__} import *")
+            return _starred(self.__name__, unknown.users_frame(2))
         if name.startswith("__") and name.endswith("__") and name != "__version__":
             raise AttributeError(name)
         home = _home(root, name)
