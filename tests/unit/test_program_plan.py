@@ -987,15 +987,29 @@ def test_a_number_that_is_drawn_with_a_seed_is_known(tmp_path, seed):
     assert plan.configuration["max_length"] == random.Random(5).randint(32, 2**20)
 
 
+WANDB = "import wandb\nrun = wandb.init(config={})\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["wandb.config.n", "run.config['n']", "dict(wandb.config)['n']", "wandb.config.get('n', 1)"],
+)
+def test_the_configuration_of_wandb_is_what_it_was_given(tmp_path, value):
+    text = WANDB.format("dict(n=64)") + SFT.format(f"max_length={value}", "")
+    assert planned(tmp_path, text).configuration["max_length"] == 64
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "import wandb\nn = wandb.init(config={{'n': 1}}).config.n\n{}",
-        "import wandb\ndef f():\n    n = wandb.config.n\n    {}\nwandb.agent('id', f)",
+        f"{WANDB.format('rows.config')}n = wandb.config.get('n', 1)\n{{}}",
+        f"{WANDB.format('dict(n=1)')}wandb.config.update(rows)\nn = wandb.config.n\n{{}}",
+        "import wandb\ndef f():\n    n = wandb.init(config={{'n': 1}}).config.n\n    {}\n"
+        "wandb.agent('id', f)",
     ],
 )
-def test_the_configuration_of_wandb_is_unknown(tmp_path, text):
-    assert ".config.n" in refusals(tmp_path, text.format(SFT.format("max_length=n", "")))
+def test_a_configuration_of_wandb_that_may_be_another_is_unknown(tmp_path, text):
+    assert "(wandb.config.n)" in refusals(tmp_path, text.format(SFT.format("max_length=n", "")))
 
 
 OWN_SHAPE = """

@@ -128,7 +128,9 @@ def _known() -> dict[str, Any]:
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
-        "wandb.agent": lambda sweep_id, function, *_, **__: function(),
+        "wandb.agent": trainers.sweep_wandb,
+        "wandb.init": trainers.start_wandb,
+        "wandb.config": trainers.Tracked({"**": Unknown("wandb.config")}),
         **{f"dotenv.{name}": getattr(dotenv, name) for name in dotenv.NAMES.split()},
     }
 

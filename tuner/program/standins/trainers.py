@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.standins import record, unknown
@@ -212,6 +213,48 @@ class Parameters(dict[str, Any]):
         if name not in self:
             raise AttributeError(name)
         return self[name]
+
+
+class Tracked(dict[str, Any]):
+    """`wandb.config`: what the program gives it; the rest is unknown."""
+
+    def __missing__(self, name: str) -> Any:
+        return Unknown(f"wandb.config.{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+    def update(self, given: Any = None, **options: Any) -> None:  # type: ignore[override]
+        given = vars(given) if type(given).__name__ == "Namespace" else given
+        if isinstance(given, Mapping):
+            self.pop("**", None)
+            super().update(given)
+        else:
+            super().update({name: Unknown(f"wandb.config.{name}") for name in (*self, "**")})
+
+
+def start_wandb(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """`wandb.init`, whose configuration holds outside of a sweep."""
+    module, run = importlib.import_module("wandb"), Unknown("wandb.run")
+    put(run, "config", module.config)
+    if config is not None and isinstance(module.config, Tracked):
+        module.config.update(config)
+    module.__dict__["run"] = run
+    return run
+
+
+def sweep_wandb(sweep_id: Any = None, function: Any = None, *args: Any, **kwargs: Any) -> None:
+    """`wandb.agent`: a sweep may set any value."""
+    importlib.import_module("wandb").__dict__["config"] = Unknown("wandb.config")
+    runs()(function)
 
 
 _MOST_STEPS = 128  # of a loop without a loader, which may be endless
