@@ -78,7 +78,6 @@ def config(tmp_path, monkeypatch) -> Path:
         (("CUDA_VISIBLE_DEVICES=0,1", "accelerate", "launch"), 2),
         (("env", "CUDA_VISIBLE_DEVICES=3", "torchrun", "--nproc-per-node", "gpu"), 1),
         (("python", "-m", "accelerate.commands.launch", "--num-processes=2"), 2),
-        (("tune", "run", "--nproc_per_node", "4"), 4),
         (("deepspeed", "--num_gpus", "8"), 8),
         (("deepspeed", "--include", "localhost:0,1,2"), 3),
         (("deepspeed",), None),

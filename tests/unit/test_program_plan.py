@@ -783,6 +783,73 @@ def test_arguments_of_a_parser_are_read_from_its_file(tmp_path):
     assert knobs(plan, "micro_batch", "lora_rank", "mixed_precision") == (2, 16, "bf16")
 
 
+RECIPE = """\
+model:
+  _component_: torchtune.models.qwen2_5.{builder}
+  lora_attn_modules: [q_proj, output_proj]
+  apply_lora_to_mlp: True
+  lora_rank: 16
+  lora_alpha: 32
+tokenizer: {{_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, max_seq_len: {length}}}
+batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: {{_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 2e-4}}
+loss: {{_component_: torchtune.modules.loss.LinearCrossEntropyLoss}}
+enable_activation_checkpointing: True
+dtype: bf16
+{more}
+"""
+
+
+def recipe(
+    tmp_path: Path, *words: str, builder: str = "qlora_qwen2_5_7b_base", length: str = "512",
+    more: str = "clip_grad_norm: null", given: dict[str, object] | None = None,
+) -> ProgramPlan:  # fmt: skip
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE.format(builder=builder, length=length, more=more))
+    program = read_program([str(file), *words], is_run=False)
+    return plan_program(program, given)
+
+
+def test_a_recipe_of_torchtune_is_read(tmp_path: Path):
+    plan = recipe(tmp_path)
+    assert (plan.trainer, plan.model, plan.left_out) == ("torchtune", "qwen2.5-7b", ())
+    wanted = {
+        "micro_batch": 2, "grad_accum": 4, "max_length": 512, "lora_rank": 16, "lora_alpha": 32,
+        "lora_targets": ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "precision": "nf4", "compute_dtype": "bf16", "adapter_dtype": "bf16", "double_quant": True,
+        "mixed_precision": "no", "optimizer": "paged_adamw_8bit", "loss": "chunked",
+        "gradient_checkpointing": True, "use_reentrant": False, "max_grad_norm": 0,
+    }  # fmt: skip
+    assert {name: plan.configuration[name] for name in wanted} == wanted
+
+
+def test_words_of_tune_run_override_the_recipe(tmp_path: Path):
+    plan = recipe(tmp_path, "batch_size=3", "model.lora_rank=4", builder="lora_qwen2_5_0_5b")
+    chosen = [plan.configuration[name] for name in ("micro_batch", "lora_rank", "precision")]
+    assert chosen == [3, 4, "bf16"]
+
+
+def test_adapters_of_a_full_recipe_are_not_read(tmp_path: Path):
+    plan = recipe(tmp_path, builder="qwen2_5_3b")
+    assert plan.configuration["lora_rank"] == 0
+    assert "recipe.yaml:5 model.lora_rank" in " ".join(plan.left_out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"builder": "lora_qwen9_1b"}, "pass --model"),
+        ({"length": "null"}, "--set max_length=1024"),
+        ({"more": "tensor_parallel_dim: 2"}, "tensor parallelism"),
+    ],
+)
+def test_a_recipe_that_cannot_be_predicted_says_why(tmp_path: Path, changes, named: str):
+    with pytest.raises(InputError) as raised:
+        recipe(tmp_path, **changes)
+    assert any(named in str(problem) for problem in raised.value.problems)
+
+
 EVALUATED = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {}{})\n"
 
 

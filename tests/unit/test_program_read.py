@@ -15,6 +15,8 @@ FILES = {
     "Axolotl": ("base_model: m\nmicro_batch_size: 2\n", ("axolotl", "train")),
     "LLaMA-Factory": ("model_name_or_path: m\nfinetuning_type: lora\n",
                       ("llamafactory-cli", "train")),
+    "torchtune": ("model: {_component_: m}\nbatch_size: 2\n",
+                  ("tune", "run", "lora_finetune_single_device", "--config")),
     "TRL": ("model_name_or_path: m\ndataset_name: d\n", ("trl", "sft", "--config")),
 }  # fmt: skip
 
@@ -72,6 +74,7 @@ def test_a_script_is_run_by_this_python_with_its_arguments(folder):
         ("uv run axolotl train c.yaml", "Axolotl"),
         ("llamafactory-cli train c.yaml", "LLaMA-Factory"),
         ("poetry run trl sft --config c.yaml", "TRL"),
+        ("tune run lora_finetune_single_device --config c.yaml", "torchtune"),
         ("trl dpo --config c.yaml", "TRL"),
         ("accelerate launch t.py --config c.yaml", ""),
     ],

@@ -35,6 +35,14 @@ per_device_train_batch_size: 2
 bf16: true
 """
 
+RECIPE = """\
+model: {_component_: torchtune.models.llama3_2.llama3_2_1b}
+tokenizer: {max_seq_len: null}
+dataset: {_component_: torchtune.datasets.alpaca_cleaned_dataset, packed: False}
+batch_size: 2
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW}
+"""
+
 
 def planned(folder: Path, text: str, *words: str, gpus: int | None = None) -> ProgramPlan:
     (folder / "file.yaml").write_text(text)
@@ -174,3 +182,23 @@ def test_kernels_and_frozen_layers_of_llama_factory_make_an_upper_bound(tmp_path
     dpo = FACTORY.format(stage="dpo", kind="lora") + "enable_liger_kernel: true\n"
     assert chosen(planned(tmp_path, dpo), "loss") == ("transformers",)
     assert "stage: ppo" in refusals(tmp_path, FACTORY.format(stage="ppo", kind="lora"))
+
+
+def test_a_recipe_takes_the_longest_example_of_its_data_set(tmp_path):
+    single = ("tune", "run", "full_finetune_single_device", "--config")
+    plan = planned(tmp_path, RECIPE + "optimizer_in_bwd: True\n", *single)
+    assert chosen(plan, "max_length", "optimizer") == (1304, "paged_adamw_32bit")
+    assert chosen(plan, "optimizer_in_backward", "max_grad_norm") == (True, 0)
+    assert "max_length=1304: the longest example of alpaca_cleaned_dataset" in plan.assumed
+    more = "enable_activation_checkpointing: True\nenable_activation_offloading: True\n"
+    assert chosen(planned(tmp_path, RECIPE + more, *single), "activation_offloading") == (True,)
+    assert not plan.at_most
+    # A packed row is as long as it is told to be.
+    assert "--set max_length" in refusals(tmp_path, RECIPE.replace("packed: False", "packed: True"))
+
+
+def test_a_distributed_recipe_shares_the_model(tmp_path):
+    words = ("tune", "run", "--nproc_per_node", "4", "full_finetune_distributed", "--config")
+    plan = planned(tmp_path, RECIPE + "fsdp_reshard_after_forward: False\n", *words)
+    names = ("distributed", "gpus_per_trial", "reshard_after_forward", "sync_each_batch")
+    assert chosen(plan, *names) == ("fsdp2", 4, False, True)

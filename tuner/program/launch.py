@@ -56,11 +56,7 @@ def _launch(program: Program) -> Launch:
     end -= words[end - 1 : end] in (["-m"], ["--module"])
     for start, word in enumerate(words[:end]):
         module = words[start + 1] if word == "-m" and start + 1 < end else ""
-        # torchtune's `tune run` hands its options on to torchrun.
-        if word in ("torchrun", "tune") or module in (
-            "torch.distributed.run",
-            "torch.distributed.launch",
-        ):
+        if word == "torchrun" or module in ("torch.distributed.run", "torch.distributed.launch"):
             options, launch = options_of(program.command[start + 1 : end]), Launch(processes=None)
             per_machine = str(options.get("nproc_per_node", 1))
             if per_machine not in ("gpu", "auto"):  # one for each GPU

@@ -98,8 +98,8 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
     if not words:
         raise InputError(
             "no program was named",
-            hint="name a script with its arguments, a file of Axolotl, LLaMA-Factory or TRL, or "
-            "after -- any command",
+            hint="name a script with its arguments, a file of Axolotl, LLaMA-Factory, TRL or "
+            "torchtune, or after -- any command",
         )
     rest = list(words[words[0] == "env" :])
     assigned = list(takewhile(_ASSIGNMENT.match, rest))

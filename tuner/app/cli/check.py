@@ -99,11 +99,11 @@ def command(  # noqa: PLR0913 - one argument for each option
 ) -> None:
     """Check whether PROGRAM fits on a GPU. If not, suggest the smallest change that makes it fit.
 
-    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory or TRL, or
-    any command after --. It runs unchanged on an emulated GPU: a few steps, the largest batch of
-    its data, evaluation, saving and its end; what it saves is thrown away. With --predict, and
-    where there is no emulator, its lines run with stand-ins for libraries. The change keeps
-    effective batch, adapters and lengths; only --apply writes it.
+    PROGRAM is a script with its arguments, a notebook, a file of Axolotl, LLaMA-Factory, TRL or
+    torchtune, or any command after --. It runs unchanged on an emulated GPU: a few steps, the
+    largest batch of its data, evaluation, saving and its end; what it saves is thrown away. With
+    --predict, and where there is no emulator, its lines run with stand-ins for libraries. The
+    change keeps effective batch, adapters and lengths; only --apply writes it.
 
     The first line is the answer: fits, tight (the 90 % interval spans the limit), does not fit or
     unknown. Without --gpu, a table of all GPU types is predicted.

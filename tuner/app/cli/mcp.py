@@ -70,7 +70,7 @@ PROGRAM = {
     "type": ["array", "string"],
     "items": {"type": "string"},
     "description": "A script with its arguments, a notebook, a settings file of Axolotl, "
-    "LLaMA-Factory or TRL, or a launcher's command: words, or one line as in a shell.",
+    "LLaMA-Factory, TRL or torchtune, or a launcher's command: words, or one line as in a shell.",
 }
 RUN = {
     "type": "boolean",

@@ -15,11 +15,11 @@ from typing import Any
 class Optimizer:
     """The class `path` ("package.module:Name"), made of parameters, a learning rate and `options`.
 
-    `recipe` is what a program says of it beside the class, where that differs from `options`.
-    `can_shard` is false where the class does not know parameters that FSDP2 has sharded: it reads
-    raw memory, or makes whole tensors of its own. One that `needs_shapes` takes what follows from
-    the shapes of parameters, not from their sizes alone. Where the class takes only the matrices of
-    hidden layers, `rest` names the optimizer of all other parameters.
+    `recipe` is what torchtune's recipes say of it beside the class, where that differs from
+    `options`. `can_shard` is false where the class does not know parameters that FSDP2 has
+    sharded: it reads raw memory, or makes whole tensors of its own. One that `needs_shapes` takes
+    what follows from the shapes of parameters, not from their sizes alone. Where the class takes
+    only the matrices of hidden layers, `rest` names the optimizer of all other parameters.
     """
 
     path: str
