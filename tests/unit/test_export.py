@@ -55,29 +55,6 @@ VARIANTS = [
 ]
 
 # The keys that a tool takes, where it is not installed.
-# torchtune 0.6.1: recipes/configs/llama3_1/8B_qlora_single_device.yaml and the arguments of
-# torchtune.models.llama3_1.lora_llama3_1_8b.
-TORCHTUNE = {
-    "model": {
-        "lora_attn_modules",
-        "apply_lora_to_mlp",
-        "apply_lora_to_output",
-        "lora_rank",
-        "lora_alpha",
-        "lora_dropout",
-        "quantize_base",
-    },
-    "tokenizer": {"max_seq_len"},
-    "optimizer": {"_component_", "fused"},
-}
-TORCHTUNE_TOP = {
-    *TORCHTUNE,
-    "batch_size",
-    "gradient_accumulation_steps",
-    "clip_grad_norm",
-    "dtype",
-    "enable_activation_checkpointing",
-}
 # DeepSpeed 0.19.8: deepspeed/runtime/constants.py and deepspeed/runtime/zero/config.py.
 DEEPSPEED = {
     "train_batch_size",
@@ -88,9 +65,6 @@ DEEPSPEED = {
     "fp16",
     "zero_optimization",
 }
-# lightning 2.6.6: arguments of lightning.pytorch.Trainer, and its names of precisions.
-LIGHTNING = {"accumulate_grad_batches", "precision", "gradient_clip_val"}
-LIGHTNING_PRECISIONS = {"16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true"}
 # LLaMA-Factory 0.9.5: src/llamafactory/hparams/{model,finetuning,data}_args.py; what else it
 # takes is a field of transformers' TrainingArguments.
 LLAMAFACTORY = {
@@ -215,7 +189,7 @@ def test_every_format_that_checkpoints_says_how(reentrant):
     training = python_settings(**changes)["TRAINING"]
     assert training["gradient_checkpointing_kwargs"] == {"use_reentrant": reentrant}
     assert settings("llamafactory", **changes)["use_reentrant_gc"] == reentrant
-    for name in ("torchtune", "lightning", "accelerate", "deepspeed"):
+    for name in ("accelerate", "deepspeed"):
         left_out = export(name, *subject(**changes)).left_out
         assert any(line.startswith("use_reentrant = ") for line in left_out), name
 
@@ -323,20 +297,7 @@ def test_the_keys_of_llamafactory_are_those_of_the_installed_one():
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_torchtune_knows_every_key(changes):
-    found = settings("torchtune", **changes)
-    assert found.keys() <= TORCHTUNE_TOP
-    for part, known in TORCHTUNE.items():
-        assert found[part].keys() <= known
-    assert found["model"]["lora_attn_modules"][0] == "q_proj"
-    assert found["model"]["quantize_base"] == ({**QLORA, **changes}["precision"] == "nf4")
-
-
-@pytest.mark.parametrize("changes", VARIANTS)
-def test_lightning_and_deepspeed_know_every_key(changes):
-    trainer = settings("lightning", **changes)["trainer"]
-    assert trainer.keys() <= LIGHTNING
-    assert trainer["precision"] in LIGHTNING_PRECISIONS
+def test_deepspeed_knows_every_key(changes):
     found = json.loads(export("deepspeed", *subject(**changes)).text)
     assert found.keys() <= DEEPSPEED
     assert found["train_batch_size"] == (
@@ -403,20 +364,15 @@ def test_tools_are_told_to_train_all_weights():
     )
     assert settings("trl", **full)["use_peft"] is False
     assert "LORA" not in python_settings(**full)
-    assert "full_finetune_single_device" in export("torchtune", *subject(**full)).text
-    assert "lora_finetune_single_device" in export("torchtune", *subject()).text
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
-@pytest.mark.parametrize("name", ["trl", "llamafactory", "axolotl", "trainer", "torchtune"])
+@pytest.mark.parametrize("name", ["trl", "llamafactory", "axolotl", "trainer"])
 def test_the_kind_of_adapter_is_said(name, kind):
     exported = export(name, *subject(adapter=kind))
     left_out = [line for line in exported.left_out if line.startswith("adapter =")]
-    if (name, kind) == ("torchtune", "rslora"):
-        assert left_out
-    else:
-        assert not left_out
-        assert (f"use_{kind}" in exported.text) == (kind != "lora")
+    assert not left_out
+    assert (f"use_{kind}" in exported.text) == (kind != "lora")
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

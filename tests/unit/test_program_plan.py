@@ -8,10 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tuner.core.errors import InputError, UndecidedError, UnsupportedError
-from tuner.program.export import export
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
@@ -238,19 +236,38 @@ def test_a_word_of_a_skipped_command_is_unknown(tmp_path):
         plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
 
 
-def test_files_and_variables_of_a_notebook_and_parameters_of_papermill(tmp_path):
+def test_files_and_variables_of_a_notebook_are_read_and_no_parameters_of_papermill(tmp_path):
     train = "from most import most\nimport os\n" + SFT.format(
-        "max_length=most, per_device_train_batch_size=n, seed=int(os.environ['SEED'])", ""
+        "max_length=most, seed=int(os.environ['SEED'])", ""
     )
-    cells = ["n = 1", SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
+    cells = [SCRIPT, "%%writefile most.py\nmost = 64\n", "%env SEED=3", train]
     made = [{"cell_type": "code", "source": text, "metadata": {}} for text in cells]
-    made[0]["metadata"] = {"tags": ["parameters"]}
-    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": made, "nbformat": 4}))
+    plan = planned(tmp_path, json.dumps({"cells": made, "nbformat": 4}), name="train.ipynb")
+    assert knobs(plan, "max_length") == (64,)
     words = ["papermill", "train.ipynb", "out.ipynb", "-p", "n", "8"]
-    plan = plan_program(read_program(words, tmp_path, is_run=False), {})
-    assert knobs(plan, "max_length", "micro_batch") == (64, 8)
-    with pytest.raises(UnsupportedError, match="papermill's -y aren't read"):
-        plan_program(read_program([*words, "-y", "n: 2"], tmp_path, is_run=False), {})
+    with pytest.raises(UnsupportedError, match="parameters of papermill aren't read"):
+        plan_program(read_program(words, tmp_path, is_run=False), {})
+
+
+@pytest.mark.parametrize(
+    ("model", "loaded", "said"),
+    [
+        (MODEL, "", ""),  # which is stored in fp32
+        ("qwen3-0.6b", "", "bnb_4bit_compute_dtype: is fp32 beside weights in bf16, and is not"),
+        (MODEL, "dtype='bfloat16'", "bnb_4bit_compute_dtype: is fp32 beside weights in bf16"),
+    ],
+)
+def test_products_in_fp32_are_predicted_beside_weights_in_fp32(tmp_path, model, loaded, said):
+    given = f"quantization_config=BitsAndBytesConfig(load_in_4bit=True), {loaded}"
+    text = TRAINER.replace(MODEL, model)
+    alone = text.format(given, "model = get_peft_model(model, LoraConfig())", "bf16=True")
+    if said:
+        assert said in refusals(tmp_path, alone)
+    else:
+        assert knobs(planned(tmp_path, alone), "compute_dtype") == ("fp32",)
+    prepared = "model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig())"
+    plan = planned(tmp_path, text.format(given, prepared, "bf16=True"))
+    assert knobs(plan, "compute_dtype", "kbit_preparation") == ("fp32", "peft")
 
 
 def test_the_dtype_of_the_checkpoint_is_taken_where_none_is_given(tmp_path):
@@ -613,14 +630,7 @@ def test_an_unsupported_trainer_is_named(tmp_path):
         planned(tmp_path, LOOP)
     assert own.value.exit_code == 4
     text = "from trl import GRPOTrainer\nGRPOTrainer(model='m').train()\n"
-    with pytest.raises(UndecidedError, match=r"unsupported trainer \(found: GRPOTrainer\)") as grpo:
-        planned(tmp_path, text)
-    assert "\n  read as fp32 with bf16, batch 8 x 1, " in str(grpo.value)
-    args = "args=GRPOConfig('out', max_completion_length=96, optim=rows.optim)"
-    text = text.replace("GRPOTrainer\n", "GRPOConfig, GRPOTrainer\n").replace(
-        "='m'", f"='m', {args}"
-    )
-    with pytest.raises(UndecidedError, match=r"8 x 1, length 96, checkpointing, \?, GRPO\n"):
+    with pytest.raises(UndecidedError, match=r"unsupported trainer \(found: GRPOTrainer\)"):
         planned(tmp_path, text)
     text = "import lightning as L\nL.Trainer(accumulate_grad_batches=8).fit(rows.module)\n"
     with pytest.raises(UndecidedError, match=r"unsupported trainer \(found: lightning"):
@@ -838,17 +848,6 @@ def test_a_recipe_that_cannot_be_predicted_says_why(tmp_path: Path, changes, nam
     with pytest.raises(InputError) as raised:
         recipe(tmp_path, **changes)
     assert any(named in str(problem) for problem in raised.value.problems)
-
-
-def test_what_is_exported_for_torchtune_is_read_as_it_was(tmp_path: Path):
-    wanted = recipe(tmp_path).configuration
-    exported = export("torchtune", wanted, "causal_lm", "qwen2.5-7b", "")
-    changes = yaml.safe_load(exported.text)
-    changes["model"]["_component_"] = "torchtune.models.qwen2_5.qlora_qwen2_5_7b_base"
-    changes["loss"] = {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}
-    file = tmp_path / "exported.yaml"
-    file.write_text(yaml.safe_dump(changes))
-    assert plan_program(read_program([str(file)], is_run=False)).configuration == wanted
 
 
 EVALUATED = "Trainer(model=AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), {}{})\n"
@@ -1095,19 +1094,3 @@ def test_a_model_of_ones_own_numbers_is_told_to_be_saved(tmp_path):
     read = read_program(("train.py",), tmp_path, is_run=False)
     plan = plan_program(read, {"max_length": 64}, "tiny-llama-3m")
     assert knobs(plan, "precision") == ("fp32",)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "SentenceTransformer(modules=[models.Transformer('m', model_args={'dtype': 'bfloat16'})])",
-        "SentenceTransformer('m', model_kwargs={'torch_dtype': 'bfloat16'})",
-    ],
-)
-def test_the_dtype_of_an_embedding_model_is_read(tmp_path, model):
-    kinds = ("", "Trainer", "TrainingArguments")
-    names = ", ".join(f"SentenceTransformer{kind}" for kind in kinds)
-    text = f"from sentence_transformers import models, {names}\n"
-    text += "arguments = SentenceTransformerTrainingArguments('o')\n"
-    with pytest.raises(UndecidedError, match="read as bf16, batch 8 x 1"):
-        planned(tmp_path, f"{text}SentenceTransformerTrainer({model}, arguments).train()\n")

@@ -217,20 +217,6 @@ def test_cells_of_a_notebook_run_in_their_order():
     assert training["trainer"]["where"]["file"] == "train.ipynb: cell 4"
 
 
-def test_of_a_shell_script_each_start_is_recorded():
-    Path("train.py").write_text(HEAD + TRAIN.format("max_length=int(os.environ['N'])"))
-    Path("prepare.py").write_text("open('nothing')")
-    Path("train.sh").write_text(
-        "python prepare.py; for N in 1 2; do export N; python train.py; done\n"
-    )
-    found = record(read_program(["bash", "train.sh"]))
-    assert given(found) == [{"max_length": 1}, {"max_length": 2}]
-    assert str(Path("train.sh").resolve()) in found.files
-    Path("train.sh").write_text("python prepare.py")
-    with pytest.raises(InputError, match=r"prepare\.py:1: FileNotFoundError"):
-        record(read_program(["bash", "train.sh"]))
-
-
 def test_a_program_that_starts_the_training_names_its_command():
     Path("own.py").write_text("")
     code = "import subprocess\nsubprocess.run(['ls'])\n" + (

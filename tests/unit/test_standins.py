@@ -332,6 +332,32 @@ def test_what_only_their_construction_reads_stays(tmp_path):
     assert "set_...(...)" in values[2]["activation_checkpointing"]["$unknown"]
 
 
+def test_the_sizes_are_those_that_the_trainer_reads(tmp_path):
+    text = (
+        IMPORTS
+        + """
+class Mine(TrainingArguments):
+    train_batch_size = property(lambda self: 3)
+    eval_batch_size = property(lambda self: 5)
+    @property
+    def gradient_accumulation_steps(self): return 7
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value): pass
+Trainer("m", Mine("o", per_device_train_batch_size=2)).train()
+args = TrainingArguments("o", per_device_train_batch_size=2)
+trainer = Trainer("m", args); args.per_device_train_batch_size = 4; trainer.train()
+trainer._train_batch_size = 9; trainer.train()
+trainer._train_batch_size = load_dataset("d").size; trainer.train()
+"""
+    )
+    names = [f"per_device_{kind}_batch_size" for kind in ("train", "eval")]
+    read_as = [one["arguments"]["values"] for one in read(tmp_path, text)["trainings"]]
+    sizes = [[values[name] for name in names] for values in read_as]
+    assert sizes[:3] == [[3, 5], [2, 8], [9, 8]]
+    assert "$unknown" in sizes[3][0]
+    assert read_as[0]["gradient_accumulation_steps"] == 7
+
+
 def test_what_was_done_to_a_model(tmp_path):
     text = """
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training

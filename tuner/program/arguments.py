@@ -207,8 +207,8 @@ class ProgramTraining:
     """The rows that `resize_token_embeddings` gives the embeddings; None if it isn't called."""
     new_tokens: list[Argument] = field(default_factory=list)
     """The tokens that the program adds to its tokenizers."""
-    accumulation: float | None = None
-    """Backward passes per step of the program's own loop; a fraction if several are near."""
+    accumulation: int | None = None
+    """Backward passes per step of the program's own loop."""
     is_split: bool = False
     """The loop has several backward passes of one batch between two steps."""
 

@@ -12,9 +12,9 @@ from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
-from tuner.program.edit.place import Location, NotWritableError, is_wanted
+from tuner.program.edit.place import Location, NotWritableError, is_same, is_wanted
 from tuner.program.edit.source import TextEdit, diff_of
-from tuner.program.edit.trying import Edit, Seen, arrives, edited, listed
+from tuner.program.edit.trying import Edit, Seen, edited, listed
 from tuner.program.edit.write import replace_files
 from tuner.program.program import Program
 from tuner.program.settings import Settings
@@ -185,7 +185,7 @@ def _wrong(settings: Settings, seen: Seen, values: Mapping[str, KnobValue]) -> I
             continue
         read = seen.values.get(knob)
         wanted = values.get(knob, before.get(knob))
-        if read == wanted or arrives(wanted, read) or (read is None and wanted is False):
+        if read == wanted or is_same(wanted, read) or (read is None and wanted is False):
             continue
         shown = "nothing" if read is None else show(read)
         text = "stay as it is" if knob not in values else f"be {show(wanted)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.errors import InputError, Problem, UndecidedError, UnsupportedError
+from tuner.core.errors import InputError, Problem, TunerError, UndecidedError, UnsupportedError
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue
@@ -41,6 +41,7 @@ from tuner.program.edit.place import is_same
 from tuner.program.launch import ranks_and_knobs, read_launch
 from tuner.program.program import Program, starts_of
 from tuner.program.reading import (
+    LOADED,
     MASKED,
     NOT_COMPARED,
     PACKED,
@@ -49,7 +50,7 @@ from tuner.program.reading import (
     WITH_SYNC,
     Schedule,
     evaluation_of,
-    packed_rows,
+    pack,
     schedule_of,
     with_method,
 )
@@ -78,8 +79,7 @@ class ProgramPlan:
 
     `assumed` are defaults of the trainer, `left_out` settings that are not modelled, `at_most`
     those among them that save memory, `notes` remarks. `sequences` is their number in one example,
-    `known` are parameters that are no defaults, `findings` changes that the GPU requires, which are
-    part of the prediction.
+    `findings` are changes that the GPU requires, which are part of the prediction.
     """
 
     trainer: str
@@ -89,7 +89,6 @@ class ProgramPlan:
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    known: frozenset[str]
     at_most: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     evaluation: str = ""
@@ -195,7 +194,6 @@ _LITTLE_BYTES = 64 * 2**20
 """Rows of embeddings that take no more are below what a prediction tells."""
 _LOGGERS = ("wandb", "mlflow", "swanlab", "trackio", "comet_ml", "tensorboard", "neptune")
 """Libraries that decide nothing of a training."""
-_LENGTHS = ("max_length", "max_seq_length", "max_completion_length", "response_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +225,12 @@ class _Planner:
             knobs |= _rounds(knobs, said)
             if said.get("padding") == "packed":
                 del knobs["padding"]
-                planned.notes += [n for n in packed_rows(knobs) if n not in planned.notes]
+                pack(knobs, found.notes)
             evaluation, unknown = evaluation_of(training, knobs)
         knobs |= evaluation
         if "max_length" not in knobs:
             found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
+        self._check_products(training, knobs.pop(LOADED, None), chosen, knobs)
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
@@ -247,13 +246,10 @@ class _Planner:
             text = f"torch.compile isn't modelled, and only saves memory; speed: {how}"
             found.at_most.append(text)
         bounds += _resized(training, chosen, knobs)
-        if planned.of_images is not None and "images" not in given and _takes_images(chosen):
-            knobs |= planned.of_images(knobs)
         knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
-        is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
-        if is_default and knobs["attention"] == "sdpa" and not _has_sdpa(chosen):
+        if "attention" not in given and _lacks_sdpa(chosen, knobs, found):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
-            knobs["attention"] = given.get("attention", "eager")
+            knobs["attention"] = "eager"
         findings: list[str] = []
         if gpu is not None and not gpu.has_bf16:
             halved, findings = _in_fp16(training, knobs, gpu)
@@ -269,19 +265,40 @@ class _Planner:
             assumed=tuple(t for t in dict.fromkeys(found.assumed) if not self._sets(t)),
             left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
-                *findings, *planned.notes, *found.notes, *_unsharded(configuration),
+                *findings, *found.notes, *_unsharded(configuration),
                 *_versions(reading.versions),
                 *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
-            known=frozenset(knobs),
             at_most=tuple(found.at_most),
             findings=tuple(findings),
             evaluation=unknown,
-            at_least=tuple(str(p) for p in (*bounds, *planned.adds) if p.effect == "adds"),
+            at_least=tuple(str(p) for p in bounds if p.effect == "adds"),
             read_as=_summary(reading, configuration, planned.sequences),
             where=training.where,
             schedule=schedule_of(training),
         )  # fmt: skip
+
+    def _check_products(
+        self,
+        training: ProgramTraining,
+        loaded: str | None,
+        model: str | None,
+        knobs: Mapping[str, Any],
+    ) -> None:
+        """Note products in another dtype than the weights beside 4-bit ones are `loaded` in."""
+        computed, stored = knobs.get("compute_dtype"), loaded
+        if loaded == STORED and model is not None and "precision" not in self.given:
+            try:
+                stored = _stored_dtype(model, "compute_dtype")
+            except UndecidedError:
+                raise
+            except TunerError:  # an unknown model, of which a prediction tells
+                return
+            if "fp32" not in (stored, computed):
+                return  # as large as each other
+        if stored not in (None, STORED, computed):
+            why = f"is {computed} beside weights in {stored}, and is not predicted: {EMULATE}"
+            training["quantization"].refuse("bnb_4bit_compute_dtype", why)
 
     def _sets(self, text: str) -> bool:
         """True if --set decides what "train.py:14 max_length" or "bf16=no" names."""
@@ -328,19 +345,9 @@ class _Planner:
         return kind(f"{text}\n  read as {how}", problems=problems, hint=hint)
 
     def unsupported(self, training: ProgramTraining) -> UndecidedError:
-        """The answer for a trainer that isn't predicted, with what its settings say."""
-        arguments, trainer = training["arguments"], training.trainer
+        """The answer for a trainer that isn't predicted."""
         at = f"{training.where}: " if training.where else ""
-        text = f"{at}unsupported trainer (found: {trainer}), whose memory only a run tells"
-        like = reading_of("Unsloth Trainer" if trainer.startswith("Unsloth ") else "Trainer")
-        if like and "per_device_train_batch_size" in {**arguments.values, **arguments.defaults}:
-            with contextlib.suppress(InputError), _malformed(self.program):
-                knobs = like.plan(training).knobs
-                lengths = (arguments.take(name, quietly=True) for name in _LENGTHS)
-                knobs["max_length"] = next(filter(None, lengths), "?")
-                knobs = _with_unknowns(knobs, training.found.problems)
-                knobs.pop("loss", None)  # it has one of its own
-                text += f"\n  read as {read_as(knobs, _loop_word(trainer))}"
+        text = f"{at}unsupported trainer (found: {training.trainer}), whose memory only a run tells"
         return UndecidedError(text, hint=self._emulated or EMULATE)
 
     def own_loop(self) -> UndecidedError:
@@ -416,14 +423,9 @@ def _summary(reading: Reading, knobs: Mapping[str, Any], sequences: int) -> str:
     package, own = next(iter(reading.versions.items()))
     library = releases.library(package)
     title = library.title if library else f"{reading.name} {releases.installed(package)[1] or own}"
-    loop = _loop_word(reading.name)
+    name = reading.name.rpartition(" ")[2]
+    loop = name.removesuffix("Trainer") or name  # SFT for TRL SFTTrainer
     return f"{read_as(_in_own_terms(knobs, sequences), loop)}; defaults of {title}"
-
-
-def _loop_word(trainer: str) -> str:
-    """The word for a trainer: SFT for TRL SFTTrainer."""
-    name = trainer.rpartition(" ")[2]
-    return name.removesuffix("Trainer") or name
 
 
 def read_as(values: Mapping[str, Any], loop: str) -> str:
@@ -589,17 +591,18 @@ def _changes(training: ProgramTraining) -> Iterator[str]:
 _NO_WORD_ON_ATTENTION = ("attn_implementation=sdpa", "flash_attn=auto")
 
 
-def _has_sdpa(model: str) -> bool:
-    """False for a model that transformers runs with eager attention unless it is told another."""
+def _lacks_sdpa(model: str, knobs: Mapping[str, Any], found: Found) -> bool:
+    """True for a model that transformers runs with eager attention unless it is told another."""
+    is_default = any(text.endswith(_NO_WORD_ON_ATTENTION) for text in found.assumed)
     (folder, _), kind = releases.installed("transformers"), ""
-    if folder is None:
-        return True  # the timelines that ship are of models that have it
+    if not is_default or knobs["attention"] != "sdpa" or folder is None:
+        return False  # the timelines that ship are of models that have it
     with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
         kind = _config_of(model)["model_type"]
     file = folder / "models" / kind / f"modeling_{kind}.py"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     first = re.search(r"^    _supports_sdpa = (\w+)", text, re.MULTILINE)
-    return first is None or first[1] == "True"
+    return first is not None and first[1] != "True"
 
 
 def _with_known_liger(knobs: dict[str, Any], model: str, found: Found) -> dict[str, Any]:

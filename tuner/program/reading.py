@@ -222,17 +222,18 @@ MASKED = (
 )
 
 
-def packed_rows(knobs: dict[str, Any]) -> list[str]:
-    """Pack the samples of a batch into one row, and return notes on it.
+def pack(knobs: dict[str, Any], notes: list[str]) -> None:
+    """Pack the samples of a batch into one row, and note it.
 
     Flash attention gets the ends of the samples and no mask (transformers'
     `_flash_attention_forward` with `position_ids`), so its tensors are those of samples side by
     side. Other kernels get a mask of the whole row (`find_packed_sequence_indices`).
     """
-    if knobs["attention"] == "flash_attention_2":
-        return [PACKED]
-    knobs["padding"] = "packed"
-    return [MASKED]
+    is_flash = knobs["attention"] == "flash_attention_2"
+    if not is_flash:
+        knobs["padding"] = "packed"
+    note = PACKED if is_flash else MASKED
+    notes += [] if note in notes else [note]
 
 
 def mixed_precision(arguments: Arguments, default: str) -> str:
@@ -420,7 +421,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):
-        knobs |= quantized(training["quantization"], knobs["precision"])
+        is_widened = training.has("preparation")  # all that is not quantised
+        knobs |= quantized(training["quantization"], knobs["precision"], is_widened=is_widened)
     else:
         note_effects(source, "quantization", prefix=prefix)
     note_effects(source, "from_pretrained", prefix=prefix)
@@ -497,7 +499,12 @@ def attention(arguments: Arguments, name: str) -> str:
     return "sdpa"
 
 
-def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
+LOADED = "loaded"
+"""In place of a parameter: the dtype of weights beside those in 4 bits, if it stays; `planned`
+compares it with that of the products, as it knows the model."""
+
+
+def quantized(arguments: Arguments, loaded: str, *, is_widened: bool) -> dict[str, Any]:
     """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
     arguments.leave_out("BitsAndBytesConfig")
     if arguments.take("load_in_8bit", quietly=True):
@@ -506,15 +513,13 @@ def quantized(arguments: Arguments, loaded: str) -> dict[str, Any]:
         arguments.refuse("load_in_4bit", "is not true, nor is load_in_8bit: what is meant?")
     kind = arguments.take("bnb_4bit_quant_type", "fp4")
     computed = dtype(arguments, ("bnb_4bit_compute_dtype",), "fp32")
-    if loaded not in (computed, STORED):
-        why = f"is {computed} beside weights in {loaded}, and is not predicted: {EMULATE}"
-        arguments.refuse("bnb_4bit_compute_dtype", why)
     if kind not in ("nf4", "fp4"):
         arguments.refuse("bnb_4bit_quant_type", f"is {kind}: expected nf4 or fp4")
     return {
         "precision": "nf4",  # fp4 has the same sizes
         "compute_dtype": computed,
         "double_quant": bool(arguments.take("bnb_4bit_use_double_quant", False)),
+        **({} if is_widened else {LOADED: loaded}),
     }
 
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
 from tuner.program.places import Places
-from tuner.program.program import Program, read_program, starts_of
+from tuner.program.program import Program, read_program
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
@@ -45,8 +45,6 @@ _HINTS = {
     "exit": "pass the arguments that it needs",
     "error": "correct it so that the program starts; its arguments go behind --",
 }
-_PLAIN = re.compile(r"True|False|None|[-+]?(\d+|\d*\.\d+|\d+\.)([eE][-+]?\d+)?")
-"""A value of papermill's that is no text."""
 _LACKS_ARGUMENT = "IndexError: list index out of range", "argv["
 """The end of a program that gets fewer arguments than it reads, and what the line has."""
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
@@ -81,34 +79,21 @@ def record(
 ) -> Recorded:
     """Runs `program` with stand-ins; it reads the texts of `program.files` in place of its files.
 
-    Raises `InputError` if it ends with an error before it trains, and `UnsupportedError` where this
-    can't read it. A process runs the same program once. Of a shell script, the programs that it
-    starts are recorded as one, without those that fail.
+    It is one of `starts_of`. Raises `InputError` if it ends with an error before it trains, or has
+    another program train, and `UnsupportedError` where this can't read it. A process runs the same
+    program once.
     """
-    found, errors = [], []
-    for start in [start for start in starts_of(program) if start.main]:
-        try:
-            found.append(_record(start, gpu, seeds, seconds))
-        except InputError as error:  # a script may prepare what is not there
-            errors.append(error)
-    if not found and not errors:
+    if not program.main:
         text = f"no Python script is seen in: {' '.join(program.command)}"
         raise UnsupportedError(text, hint="name a script or `python -m` a module")
-    if not any(one.trainings or one.loops for one in found):
-        errors += [e for one in found for each in one.dropped if (e := _started(program, each))]
-        if errors:
-            raise errors[0]
-    if not program.shell:
-        return found[0]
-    script = Recorded(files=[str(program.files[program.shell].path.resolve())])
-    every: dict[str, Any] = {
-        name: [x for one in [*found, script] for x in getattr(one, name)] for name in _LISTS
-    }
-    every |= {name: _unique(every[name]) for name in _LISTS[2:]}
-    return replace(found[0], **every)
+    recorded = _recorded(program, gpu, seeds, seconds)
+    for dropped in () if recorded.trainings or recorded.loops else recorded.dropped:
+        if (error := _started(program, dropped)) is not None:
+            raise error
+    return recorded
 
 
-def _record(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
+def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
     given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **_of_rank_0(program)}
     given |= program.environment
     for name, value in given.items():
@@ -218,11 +203,12 @@ def _states(files: Iterable[str]) -> list[object]:
 def _request(program: Program, gpu: Gpu | None) -> dict[str, Any]:
     source, changed, parts = program.files[program.main], {}, None
     if source.path.suffix == NOTEBOOK:
-        cells = [*code_cells(source.data.decode(), str(source.path))]
+        cells = code_cells(source.data.decode(), str(source.path))
         parts = [(f"{source.path}: cell {cell.number}", cell.run) for cell in cells]
-        if given := _parameters(program):
-            behind = next((n for n, cell in enumerate(cells, 1) if cell.has_parameters), 0)
-            parts.insert(behind, (f"{source.path}: the command", given))
+        words = [Path(word).name for word in program.command]
+        if "papermill" in words and any(word.startswith("-") for word in words):
+            how = "set them in the notebook, and name that alone"
+            raise UnsupportedError("parameters of papermill aren't read", hint=how)
     for each in program.sources:
         if not each.path.is_file() or each.path.read_bytes() != each.data:
             changed[str(each.path.resolve())] = each.data.decode()
@@ -238,22 +224,6 @@ def _request(program: Program, gpu: Gpu | None) -> dict[str, Any]:
         "folder": str(program.folder.resolve()),
         "parts": parts, "files": changed, "gpu": card, "memory_bytes": MEMORY_BYTES,
     }  # fmt: skip
-
-
-def _parameters(program: Program) -> str:
-    """The Python that sets the parameters of `papermill NOTEBOOK ... -p NAME VALUE`."""
-    words, lines = iter(program.command), ""
-    if not any(Path(word).name == "papermill" for word in words):
-        return ""
-    for word in words:
-        if word in ("-p", "--parameters", "-r", "--parameters_raw"):
-            name, value = next(words, ""), next(words, "")
-            is_text = word in ("-r", "--parameters_raw") or not _PLAIN.fullmatch(value)
-            lines += f"{name} = {repr(value) if is_text else value}\n"
-        elif word.startswith(("-y", "-f", "-b", "--parameters_")):
-            how = "pass them as -p NAME VALUE"
-            raise UnsupportedError(f"parameters of papermill's {word} aren't read", hint=how)
-    return lines
 
 
 def _run(request: str, seconds: float, folder: Path, given: Mapping[str, str]) -> dict[str, Any]:
@@ -295,32 +265,13 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     found: dict[str, Any] = {
         n: _unique(each for run in some for each in run[n]) for n in _LISTS[3:]
     }
-    for loop in (loop for run in some for loop in run["loops"] if "backwards" in loop):
-        loop["rounds"] = [(loop["backwards"], loop["steps"])]
+    for loop in (loop for run in some for loop in run["loops"]):
+        passes = loop["rounds"]  # the rest of an epoch may be a step of its own
+        loop["rounds"] = max(passes, key=lambda each: (passes.count(each), each), default=None)
     for name in ("trainings", "loops"):
         found[name] = _joined_by_place([run[name] for run in some], lines)
-    found["loops"] = [{**loop, "rounds": _rounds(loop["rounds"])} for loop in found["loops"]]
     ended = next((run["ended"] for run in some if run["ended"]), None)
     return Recorded(**{**found, "asked": asked}, ended=ended)
-
-
-def _rounds(runs: Sequence[Sequence[Any]]) -> list[int]:
-    """The accumulations that the backward passes and steps of all runs are nearest to."""
-    known = [(p, s) for p, s in runs if isinstance(p, int) and isinstance(s, int) and s]
-    if not known:
-        return []
-    exact = {passes / steps for passes, steps in known}
-    if len(exact) == 1 and next(iter(exact)).is_integer():
-        return [int(next(iter(exact)))]
-    most = max(passes for passes, _ in known)
-    off = {
-        n: min(  # the rest of an epoch is a step of its own, or none
-            sum(abs(steps - passes // n) for passes, steps in known),
-            sum(abs(steps + -passes // n) for passes, steps in known),
-        )
-        for n in range(1, most + 1)
-    }
-    return [n for n, one in off.items() if one == min(off.values())]
 
 
 def _unique(values: Iterable[Any]) -> list[Any]:
@@ -349,8 +300,6 @@ _MISSING = {"$missing": True}
 def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     """The value that all runs agree in; else what they agree in of it, and the rest unknown."""
     first = values[0]
-    if name == "rounds":
-        return [pair for value in values for pair in value]
     if name == "where" or len(_unique(values)) == 1:  # 1 is not True
         return first
     if all(isinstance(value, list) for value in values):

@@ -112,15 +112,15 @@ def _of_training(training: ProgramTraining) -> Seen:
     }
     ours = {name for names in PROGRAM_NAMES.values() for name in names}
     outer = {name.rpartition(".")[0] for name in flat}
-    others = {
+    mild = (*WITHOUT_MEMORY[""], "lora_alpha")  # the batch of the evaluation, the name of the run
+    rest = {
         name: argument.value
         for name, argument in flat.items()
-        if name.rpartition(".")[2] not in ours and name not in outer
+        if (last := name.rpartition(".")[2]) not in ours
+        and name not in outer
+        and not last.startswith(mild)
     }
-    mild = (*WITHOUT_MEMORY[""], "lora_alpha")
-    soft = {n: v for n, v in others.items() if n.rpartition(".")[2].startswith(mild)}
-    rest = {n: v for n, v in others.items() if n not in soft}
-    return Seen(values, raw, where, unknown, frozenset(names), (), rest, soft)
+    return Seen(values, raw, where, unknown, frozenset(names), (), rest)
 
 
 def _planned(training: ProgramTraining) -> Mapping[str, Any]:
@@ -189,15 +189,8 @@ class Setting:
     """
 
     knob: str
-    read: KnobValue | None
+    value: KnobValue | None
     trial: Trial
-
-    @property
-    def value(self) -> KnobValue | None:
-        """Its value; of a loop's accumulation that does not divide its batches, what is written."""
-        if isinstance(self.read, float) and self.way is not None and self.way.literal is not None:
-            return self.way.literal.value
-        return self.read
 
     @property
     def is_given(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from tuner.core.errors import Problem
 from tuner.core.records import KnobValue
 from tuner.program import trainers as modules
-from tuner.program.arguments import ProgramTraining, Undecided
+from tuner.program.arguments import ProgramTraining
 from tuner.program.edit.place import Location
 from tuner.program.writing import Settings, SettingsReader
 
@@ -47,11 +47,6 @@ class Planned:
     model: str | None
     knobs: dict[str, Any]
     sequences: int = 1
-    notes: list[str] = field(default_factory=list)
-    of_images: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    """Parameters of its images beside those known, for a model that takes them; `adds` notes the
-    rest."""
-    adds: list[Undecided] = field(default_factory=list)
     packs_codes: bool = False
     """The trainer packs 4-bit codes into the dtype of the weights, which FSDP can shard."""
 

@@ -200,8 +200,8 @@ class _Reader:
         groups |= self._groups(parts, found, parts)
         training = ProgramTraining("", groups, found, where=self.places.at(row["where"]))
         training.is_split = bool(row.get("is_split"))
-        if (rounds := row["rounds"]) and not training.is_split:
-            training.accumulation = rounds[0] if len(rounds) == 1 else sum(rounds) / len(rounds)
+        if isinstance(rounds := row["rounds"], int) and not training.is_split:
+            training.accumulation = rounds
         return training
 
     # -- groups ----------------------------------------------------------------------------
@@ -273,12 +273,6 @@ class _Reader:
             word = "auto" if is_stored else "float32"
             dtype = {"dtype": Argument(word, loaded.where("0"))}
             loaded.values = {**dtype, **loaded.values, **self.arguments(config, found).values}
-        parts = (model.get("given") or {}).get("modules")
-        if isinstance(parts, list) and parts and (body := made(parts[0])):
-            loaded.values |= self.arguments(body, found).values  # of a SentenceTransformer
-        for name, argument in list(loaded.values.items()):
-            if name.startswith(("model_kwargs.", "model_args.")):
-                loaded.values.setdefault(last(name), argument)
         if "pretrained_model_name_or_path" in loaded:
             loaded.values["0"] = loaded.values.pop("pretrained_model_name_or_path")
         if (named := loaded.values.get("0")) is not None and named.is_made:
@@ -465,8 +459,6 @@ class _Reader:
             elif call["class"] == "parameter.data":
                 text = f"weights of another dtype may take more memory: {EMULATE}"
                 found.problems.append(Undecided(text, f"{at} data", "", "adds"))
-            elif name == "compile":
-                training.groups.setdefault("compiled", read)
             else:
                 self._of_model(name, at, given, training, is_own=is_own)
 

@@ -141,14 +141,6 @@ class SettingsReader:
         """The values under names of an adapter's settings; none where all weights are trained."""
         return self.under(*names) if self.has_adapters else {}
 
-    @property
-    def targets(self) -> str | list[str] | None:
-        """The modules that get an adapter, as peft takes them."""
-        names = self.get("lora_targets")
-        if not isinstance(names, tuple):
-            return None
-        return "all-linear" if names == ("all-linear",) else list(names)
-
     def train_as_transformers(self, loss: str = "transformers") -> None:
         """Note what a loop of transformers' Trainer implies, with this `loss`."""
         self.get("effective_batch")  # the product of micro-batch and accumulation
@@ -214,6 +206,14 @@ def _reentrance(chosen: SettingsReader) -> Settings | None:
     return {"use_reentrant": reentrant} if chosen.get("gradient_checkpointing") else None
 
 
+def _targets(chosen: SettingsReader) -> str | list[str] | None:
+    """The modules that get an adapter, as peft takes them."""
+    names = chosen.get("lora_targets")
+    if not isinstance(names, tuple):
+        return None
+    return "all-linear" if names == ("all-linear",) else list(names)
+
+
 _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
     "bf16": lambda chosen: chosen.text("mixed_precision") == "bf16",
     "fp16": lambda chosen: chosen.text("mixed_precision") == "fp16",
@@ -225,12 +225,10 @@ _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
     # Without processes there is nothing to prefetch with, and Trainer refuses it.
     "dataloader_prefetch_factor": _only("prefetch_factor", "num_workers"),
     "dataloader_persistent_workers": _only("persistent_workers", "num_workers"),
-    "clip_grad_norm": lambda chosen: chosen.get("max_grad_norm") or None,
-    "gradient_clip_val": lambda chosen: chosen.get("max_grad_norm") or None,
     "deepspeed": _deepspeed,
     "gradient_checkpointing_kwargs": _reentrance,
     "optim": single_optimizer,
-    "target_modules": lambda chosen: chosen.targets,
+    "target_modules": _targets,
 }
 """By name: how tools spell a value otherwise than tuner does."""
 

@@ -45,8 +45,6 @@ class Cell:
     text: str
     starts: tuple[int, ...]
     run: str = ""
-    has_parameters: bool = False
-    """papermill puts its parameters behind the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,7 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
         if len(starts) != len(source) or not is_writable(source):
             raise InputError(f"{file}: the source of cell {number} is not plain text")
         end, kept = before + parts[-1].span[1], _without_magic(source)
-        tags = (cells[number - 1].get("metadata") or {}).get("tags") or ()
-        run = _as_run(source, kept) + "\n"
-        yield Cell(number, kept + "\n", (*starts, end, end), run, "parameters" in tags)
+        yield Cell(number, kept + "\n", (*starts, end, end), _as_run(source, kept) + "\n")
 
 
 def _strings(source: object) -> list[_Text]:

@@ -66,7 +66,7 @@ class Seen:
     people the place of each in the call that takes it, `unknown` the reason for a value that
     reading can't tell, `given` the names that its calls were given (None: not known), `calls` the
     calls that arguments can be added to: file, line, column. `rest` is all else that reaches the
-    training, `mild` the part of it without effect on its memory and time.
+    training and may have an effect on its memory or time.
     """
 
     values: Mapping[str, KnobValue] = field(default_factory=dict)
@@ -76,15 +76,11 @@ class Seen:
     given: frozenset[str] | None = None
     calls: Sequence[tuple[str, int, int]] = ()
     rest: Mapping[str, object] = field(default_factory=dict)
-    mild: Mapping[str, object] = field(default_factory=dict)
 
     def differing(self, other: Seen) -> set[str]:
         """The settings that differ, and what else has an effect."""
-        return _differing(self.own, other.own) | _differing(self.rest, other.rest)
-
-
-def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
-    return {n for n in one.keys() | other.keys() if one.get(n) != other.get(n)}
+        one, two = {**self.rest, **self.own}, {**other.rest, **other.own}
+        return {n for n in one.keys() | two.keys() if one.get(n) != two.get(n)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,6 @@ class Way:
     file: str = COMMAND
     also: tuple[str, ...] = ()
     """Other parameters that the place sets too."""
-    follows: tuple[str, ...] = ()
-    """Arguments without effect that follow: the batch of the evaluation, the name of the run."""
     is_added: bool = False
 
 
@@ -190,10 +184,9 @@ class _Search:
                     break
                 self.tries += len(some)
                 for way in filter(None, pool.map(self._tried, some)):
-                    if not way.also and not way.follows:
+                    if not way.also:
                         return way
-                    if self.best is None or (self.best.also and not way.also):
-                        self.best = way
+                    self.best = self.best or way
         return None
 
     def _tried(self, way: Way) -> Way | None:
@@ -206,20 +199,16 @@ class _Search:
             seen = self.trial.reading(program, whole=self.trial.is_whole)
             if not seen.values:
                 continue  # it ends with an error: perhaps of this value
-            if not arrives(probe, seen.values.get(self.knob)):
+            if not is_same(probe, seen.values.get(self.knob)):
                 return None
-            base = self.trial.base
-            also = base.differing(seen) - {self.knob}
-            follows = _differing(base.mild, seen.mild)
-            return replace(way, also=tuple(sorted(also)), follows=tuple(sorted(follows)))
+            also = self.trial.base.differing(seen) - {self.knob}
+            return replace(way, also=tuple(sorted(also)))
         return None
 
     def _probes(self) -> Sequence[KnobValue]:
         old = self.old
         if isinstance(old, bool):
             return [not old]
-        if self.knob == "grad_accum" and self.trial.seen.given is None:
-            return [8 if old != 8 else 4]  # of a loop: of most numbers of batches a divisor
         if isinstance(old, int):
             return [old * 2, old // 2 if old > 1 else old + 2] if old else [8]
         if old is None:
@@ -258,7 +247,7 @@ class _Search:
             # Python has many numbers that are 1 or 0.
             is_likely = isinstance(value, bool | str) or one.language != "python"
             return said is not old if near <= 2 or (is_likely and said is old) else None
-        if arrives(value, old) and not isinstance(value, bool):
+        if is_same(value, old) and not isinstance(value, bool):
             return False
         is_text = isinstance(value, str) and isinstance(old, str)
         return False if is_text and near == 0 and self.knob in _PROBES else None
@@ -369,16 +358,6 @@ class _Search:
                 return [(file, edit) for edit in text(name, as_named(name, value))]
 
             yield Way(name, where, edits, is_added=True)
-
-
-def arrives(value: object, read: object) -> bool:
-    """True for a value that reached the training, perhaps as another of its names.
-
-    The accumulation of a loop is the number of backward passes by that of steps, and may be near.
-    """
-    if isinstance(read, float) and isinstance(value, int) and not isinstance(value, bool):
-        return abs(read - value) < max(1, value / 4)
-    return is_same(value, read)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,8 +5,8 @@ record is one JSON document of
 
 - `trainings`: T = {trainer: O, arguments: O, model: M or V, reference, lora, compiled, evaluates,
   loader: V, calls: [O] on the model, its parts, the trainer and tokenizers}
-- `loops`: L = {where: W, batch: V of the loader, backwards, steps, is_split, model: M or V,
-  accelerator: O}
+- `loops`: L = {where: W, batch: V of the loader, backwards, steps, rounds: backward passes before
+  each step, is_split, model: M or V, accelerator: O}
 - `asked`: questions that an oracle answered, {what, where: W}; `ended`: {kind, text, where} or null
 - `files`, `standins`, `absent` libraries, and `dropped`: what did not happen, {what, where}
 

@@ -18,8 +18,6 @@ from tuner.program.standins.unknown import CLASSES, Meta, Name, Note, Unknown, i
 
 RENAMED: dict[str, str] = {}
 """Names that arguments had in older releases, and their names today."""
-_FIXED = ("bf16", "fp16", "gradient_checkpointing")
-"""Arguments that only their construction reads; the last one in transformers 5.23 and later."""
 _BEHIND = {"transformers.BitsAndBytesConfig": ("load_in_4bit", "load_in_8bit")}
 """Fields that are properties: `vars()` of an object has them with `_` before their names."""
 
@@ -68,9 +66,6 @@ class ConfigMeta(Meta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
-        if "output_dir" in made._fields:
-            names = _FIXED if "activation_checkpointing" in made._fields else _FIXED[:2]
-            made._note.extra["fixed"] = {k: v for k, v in vars(made).items() if k in names}
         made._note.extra["built"] = record.held(made)
         return made
 
@@ -83,7 +78,6 @@ class Config(metaclass=ConfigMeta):
     _path = "Thing"
     _open, _known = False, True
     _contrary: dict[str, str] = {}
-    _behind: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
@@ -225,7 +219,6 @@ def config(path: str, bases: tuple[str, ...] = ()) -> Any:
             "_known": bool(fields) and (bool(table) or name.endswith("Arguments")),
             "_contrary": table.get("contrary", {}),
             "_open": not table or bool(table.get("open")),
-            "_behind": _BEHIND.get(path, ()),
             **{one: _property(one) for one in _BEHIND.get(path, ())},
         }
         _MADE[path] = ConfigMeta(name, tuple(above[:1]) or (Config,), body)

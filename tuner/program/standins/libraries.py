@@ -276,8 +276,7 @@ def _class(path: str, root: str, last: str) -> Any:
         or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
         or _has(last, _TASKS)
     ):
-        more = {"fit": trainers.fit} if last == "SentenceTransformer" else {}
-        return models.model_class(path, **more)
+        return models.model_class(path)
     if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS.split():
         return thing(path, trainers.Optimizer)
     base = Absent if root in ABSENT else Thing

@@ -234,7 +234,7 @@ def _loader(how: str, names: str, *more: Any) -> Any:
     return classmethod(load)
 
 
-def model_class(path: str, **more: Any) -> Any:
+def model_class(path: str) -> Any:
     last = path.rpartition(".")[2]
     body = {how: _loader(how, "config") for how in ("from_config", "_from_config")}
     body["from_pretrained"] = _loader("from_pretrained", "pretrained_model_name_or_path")
@@ -242,8 +242,8 @@ def model_class(path: str, **more: Any) -> Any:
         tokenizer = () if "Sentence" in last else (Tokenizer,)
         body["from_pretrained"] = _loader("from_pretrained", "", *tokenizer)
         body["get_peft_model"] = staticmethod(wraps(f"{path}.get_peft_model", into="adapted"))
-        more = {**dict.fromkeys(_FAST.split(), staticmethod(passes)), **more}
-    return thing(path, Model, _is_a=_is_a, **body, **more)
+        body |= dict.fromkeys(_FAST.split(), staticmethod(passes))
+    return thing(path, Model, _is_a=_is_a, **body)
 
 
 def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwargs: Any) -> Any:

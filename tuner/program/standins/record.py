@@ -83,9 +83,11 @@ def _stub(value: Any) -> dict[str, Any]:
 
 
 def held(value: Any) -> dict[str, Any]:
-    """The attributes of an object, with those that its class keeps behind properties."""
-    behind = getattr(type(value), "_behind", ())
-    return {**vars(value), **{name: getattr(value, name) for name in behind}}
+    """The attributes of an object; fields that its class has as properties are asked for."""
+    lines = [vars(base) for base in type(value).__mro__]
+    asked = {n for line in lines for n, each in line.items() if isinstance(each, property)}
+    asked &= getattr(type(value), "_fields", {}).keys()
+    return {**vars(value), **{name: getattr(value, name) for name in asked}}
 
 
 def told(value: Any, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:

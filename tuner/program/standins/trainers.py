@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.program.standins import record, unknown
-from tuner.program.standins.configs import as_now, config
+from tuner.program.standins.configs import Config, as_now, config
 from tuner.program.standins.datasets import CURRENT, DataLoader, Holder, named, tokenized
 from tuner.program.standins.models import LAST_CALLED, Model, model_class, passes, wraps
 from tuner.program.standins.unknown import CALLS, CLASSES, Note, Thing, Unknown, put, thing, where
 
 _EARLY = "per_device_train_batch_size max_length packing padding_free max_prompt_length"
 """Arguments that a trainer reads when it is made, and no more after that."""
+_BUILT = ("bf16", "fp16", "gradient_checkpointing")
+"""Arguments that only their construction reads; the last one in transformers 5.23 and later."""
 _UNSLOTH = ("UnslothTrainer", "UnslothVisionTrainer")
 _accelerators: list[Any] = []
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
@@ -41,6 +43,8 @@ class Trainer(Holder):
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
             held["args"] = _arguments_of(self._path)
         held["model_wrapped"] = held.get("model")
+        if isinstance(own := held.get("args"), Config) and "output_dir" in own._fields:
+            put(self, "_train_batch_size", own.train_batch_size)
         if (lora := self._note.given.get("peft_config")) is not None:
             self._note.given["peft_config"] = as_now(lora)
             own, is_trl = held.get("model"), self._path.startswith("trl.")
@@ -81,9 +85,19 @@ class Trainer(Holder):
                     now[part].pop(name, None)
                     if name in early[part]:
                         now[part][name] = early[part][name]
-            for name, value in arguments._note.extra.get("fixed", {}).items():
-                now["values"][name] = record.plain(value)
+        if isinstance(arguments, Config) and "output_dir" in arguments._fields:
+            built = arguments._note.extra["built"]
+            is_new = "activation_checkpointing" in arguments._fields
+            for name in built.keys() & (_BUILT if is_new else _BUILT[:2]):
+                now["values"][name] = record.plain(built[name])
                 now["assigned"].pop(name, None)
+            # A class of the program's own may make other sizes of them.
+            read = {"train": self._train_batch_size, "eval": arguments.eval_batch_size}
+            for kind, value in read.items():
+                name, size = f"per_device_{kind}_batch_size", record.plain(value)
+                if now["values"].get(name, size) != size:
+                    now["values"][name] = size
+                    now["assigned"][name] = [size, self._note.where]
         return now
 
     def add_callback(self, callback: Any) -> None:
@@ -135,15 +149,6 @@ def _loader(holders: list[Any], stubs: frozenset[int]) -> Any:
             except Exception as error:
                 return record.unknown(f"train_dataloader(): {error}")
     return None
-
-
-def fit(model: Any, *args: Any, **kwargs: Any) -> None:
-    """`SentenceTransformer.fit`, which needs no trainer."""
-    note = record.call("sentence_transformers.SentenceTransformer.fit", args, kwargs)
-    empty = dict.fromkeys(("arguments", "reference", "lora", "compiled"))
-    calls = [record.called(each) for each in (*_SPECIAL, *model._note.calls)]
-    told = {"trainer": record.called(note), "model": record.told_model(model), "calls": calls}
-    record.TRAININGS.append({**empty, **told, "evaluates": "evaluator" in kwargs})
 
 
 def _arguments_of(path: str) -> Any:
@@ -260,7 +265,7 @@ def _loop() -> dict[str, Any]:
     if id(loader) not in record.LOOPS:
         model = LAST_CALLED[0] if LAST_CALLED else None
         record.LOOPS[id(loader)] = {
-            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False},
+            **{"where": where(), "backwards": 0, "steps": 0, "is_split": False, "rounds": []},
             "batch": None if loader is None else {"$object": record.told(loader)},
             "model": record.told_model(model),
             "accelerator": record.told(_accelerators[-1]) if _accelerators else None,
@@ -284,7 +289,10 @@ def step(self: Any, args: Any = (), kwargs: Any = None) -> None:
     if "optim" in what.split("sched")[0]:
         loop = _loop()
         CURRENT[1:2] = [0] * len(CURRENT[1:])
-        loop["steps"] += all(each.sync_gradients for each in _accelerators)
+        if all(each.sync_gradients for each in _accelerators):
+            loop["steps"] += 1
+            passes = loop["backwards"] - sum(loop["rounds"])
+            loop["rounds"] += [passes] if passes else []
         if loop["batch"] is None and loop["steps"] >= _MOST_STEPS:
             raise SystemExit
 

@@ -76,18 +76,19 @@ def _plan(training: ProgramTraining) -> Planned:
         text = "widening of embeddings and norms to fp32, which flash_attention_2 turns off,"
         file.adds("attn_implementation", text)
     knobs |= sharded
-    notes = [] if knobs["precision"] in QUANTIZED else [reading.NOT_COMPARED]
+    notes = file.found.notes
+    notes += [] if knobs["precision"] in QUANTIZED else [reading.NOT_COMPARED]
     if file.take("sample_packing", False, quietly=True):
         if file.take("attn_implementation") == "sdpa" or file.take("sdp_attention"):
             # `sdpa_varlen`: samples side by side, without a mask.
             knobs["attention"] = "flash_attention_2"
-        notes += reading.packed_rows(knobs)
-    sequences = _several_sequences(file, knobs, notes)
+        reading.pack(knobs, notes)
+    sequences = _several_sequences(file, knobs)
     if file.take("processor_type"):
         file.adds("processor_type", "the memory of images that it may be trained with", "images")
     model = file.take("base_model")
     file.leave_out("", "Axolotl")
-    return Planned(model, knobs, sequences, notes=notes, packs_codes=True)
+    return Planned(model, knobs, sequences, packs_codes=True)
 
 
 def _plugins(file: Arguments) -> list[str]:
@@ -143,9 +144,9 @@ def _sharding(file: Arguments) -> dict[str, KnobValue]:
     return knobs
 
 
-def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
+def _several_sequences(file: Arguments, knobs: dict[str, Any]) -> int:
     """The sequences of an example, of preference training and of a reward model."""
-    kind = file.take("rl")
+    kind, notes = file.take("rl"), file.found.notes
     if kind in ("dpo", "ipo", "kto"):
         knobs["reference_model"] = not knobs["lora_rank"] or bool(file.take("rl_adapter_ref_model"))
         return reading.preference(knobs, notes, 1 if kind == "kto" else 2)

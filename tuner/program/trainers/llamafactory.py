@@ -6,13 +6,10 @@ model/loader.py, model/model_utils/checkpointing.py and quantization.py.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from tuner.program import reading
-from tuner.program.arguments import DTYPES, EMULATE, TABLES, Arguments, ProgramTraining, Undecided
+from tuner.program.arguments import DTYPES, EMULATE, TABLES, Arguments, ProgramTraining
 from tuner.program.program import Program
 from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
 from tuner.program.writing import MACHINE, TRAINING, Settings, SettingsReader
@@ -70,53 +67,23 @@ def _plan(training: ProgramTraining) -> Planned:
     if file.take("use_muon"):
         knobs["optimizer"] = "muon"
     file.take("packing")  # whole rows of one length are what is predicted anyway
-    notes = reading.packed_rows(knobs) if file.take("neat_packing") else []
+    if file.take("neat_packing"):
+        reading.pack(knobs, file.found.notes)
     if not is_full:
         knobs |= reading.adapters(
             file, TABLES["lora_names"]["LLaMA-Factory"], every_linear="lora_target" not in file
         )
     knobs |= _quantized(file, computed)
-    sequences = _several_sequences(file, knobs, notes)
+    sequences = _several_sequences(file, knobs)
+    file.adds("image_max_pixels", "the memory of images that it may be trained with", "images")
     model = file.take("model_name_or_path")
     file.leave_out("", "LLaMA-Factory")
-    planned = Planned(model, knobs, sequences, notes=notes, packs_codes=True)
-    planned.of_images = functools.partial(_of_images, file, planned)
     if knobs["precision"] == "int8" or stage in ("dpo", "kto") or file.take("use_muon"):
-        notes.append(reading.NOT_COMPARED)
-    return planned
+        file.found.notes.append(reading.NOT_COMPARED)
+    return Planned(model, knobs, sequences, packs_codes=True)
 
 
-_MOST_PIXELS = 768 * 768
-_OF_TOKEN = 28 * 28
-"""Pixels of an image that are about one token."""
-
-
-def _of_images(file: Arguments, planned: Planned, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """One image of `image_max_pixels` in each example, where that is said and has room in it."""
-    pixels = file.take("image_max_pixels", _MOST_PIXELS, quietly=True)
-    side = math.isqrt(pixels)
-    has_room = pixels // _OF_TOKEN < knobs["max_length"]
-    said = {
-        "image_max_pixels": f"images of up to {side} x {side} pixels" if not has_room else "",
-        "video_max_pixels": "videos" if "video_max_pixels" in file else "",
-        "freeze_vision_tower": ""
-        if file.take("freeze_vision_tower", True, quietly=True)
-        else "training of the vision tower",
-    }
-    for name, what in said.items():
-        if what:
-            text = f"{what}: not modelled, and take more memory: --set images=N decides"
-            planned.adds.append(Undecided(text, file.where(name), "images", "adds"))
-    if not has_room or "image_max_pixels" not in file:
-        if has_room:
-            text = "images: whether the data has some isn't known: --set images=N decides"
-            planned.adds.append(Undecided(text, "", "images", "adds"))
-        return {}
-    planned.notes.append(f"one image of {side} x {side} pixels in each example (--set images=N)")
-    return {"images": 1, "image_size": side}
-
-
-def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str]) -> int:
+def _several_sequences(file: Arguments, knobs: dict[str, Any]) -> int:
     """The sequences of an example, of preference training and of a reward model."""
     stage = file.take("stage", quietly=True)
     refers = file.take("pref_loss", "sigmoid", quietly=True) not in _WITHOUT_REFERENCE
@@ -128,7 +95,8 @@ def _several_sequences(file: Arguments, knobs: dict[str, Any], notes: list[str])
         file.refuse("stage", f"has a second model in memory, which is not predicted: {EMULATE}")
     if stage not in ("rm", "dpo", "kto"):
         return 1
-    return reading.preference(knobs, notes, 1 if stage == "kto" else 2, refers=refers)
+    sequences = 1 if stage == "kto" else 2
+    return reading.preference(knobs, file.found.notes, sequences, refers=refers)
 
 
 def _quantized(file: Arguments, computed: str) -> dict[str, Any]:

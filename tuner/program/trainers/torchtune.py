@@ -17,8 +17,7 @@ from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, PACKED, listed, note_effects, number, read
-from tuner.program.trainer import FILE, Format, Launch, Planned, Reading, SettingsFile, Trainer
-from tuner.program.writing import Settings, SettingsReader, single_optimizer
+from tuner.program.trainer import FILE, Launch, Planned, Reading, SettingsFile, Trainer
 
 _VERSIONS = {"torchtune": "0.6.1"}
 
@@ -34,12 +33,10 @@ _LONGEST = dict.fromkeys(("alpaca_dataset", "alpaca_cleaned_dataset"), 1304)
 tokenizer (Lit-GPT, tutorials/resource-tables.md, commit 8641822); with three others 1,034 to 1,079.
 """
 
-_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+"""Modules of attention by their names in a recipe."""
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
-
-_ROWS = {"batch_size": 1, "gradient_accumulation_steps": 1, "clip_grad_norm": 0}
-"""Names that are read and written, and their defaults."""
+_DTYPES = ("fp32", "bf16")
 
 
 def _plan(training: ProgramTraining) -> Planned:
@@ -55,10 +52,11 @@ def _plan(training: ProgramTraining) -> Planned:
     name = name.removeprefix("q").removeprefix("lora_") if has_adapters else name
     plain = f"{family}.{name}".removesuffix("_base").removesuffix("_instruct")
     dtype = str(file.take("dtype", "bf16"))
-    if dtype not in _DTYPES.values():
-        file.refuse("dtype", f"is {dtype}; predicted: {', '.join(_DTYPES.values())}")
+    if dtype not in _DTYPES:
+        file.refuse("dtype", f"is {dtype}; predicted: {', '.join(_DTYPES)}")
+    defaults = {"batch_size": 1, "gradient_accumulation_steps": 1, "clip_grad_norm": 0}
     knobs: dict[str, Any] = {
-        **read(file, _ROWS),
+        **read(file, defaults),
         "gradient_checkpointing": bool(file.take("enable_activation_checkpointing", False)),
         "use_reentrant": False,
         "optimizer": _optimizer(file, has_adapters=has_adapters),
@@ -109,11 +107,10 @@ def _length(file: Arguments) -> Any:
 
 
 def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
-    names = {theirs: ours for ours, theirs in _ATTENTION.items()}
     targets = listed(file, "model.lora_attn_modules")
-    unknown = [target for target in targets if target not in names]
-    if unknown or not targets:
-        file.refuse("model.lora_attn_modules", f"expected some of {', '.join(names)}")
+    if not targets or not _ATTENTION.keys() >= {*targets}:
+        file.refuse("model.lora_attn_modules", f"expected some of {', '.join(_ATTENTION)}")
+    attention = (_ATTENTION[target] for target in targets if target in _ATTENTION)
     has_mlp = file.take("model.apply_lora_to_mlp", False) is True
     is_dora = file.take("model.use_dora", quietly=True) is True
     return {
@@ -122,7 +119,7 @@ def _read_adapters(file: Arguments, dtype: str) -> dict[str, Any]:
         "lora_rank": number(file, "model.lora_rank", 8),
         "lora_alpha": file.take("model.lora_alpha", 16, quietly=True),
         "lora_dropout": number(file, "model.lora_dropout", 0.0),
-        "lora_targets": (*(names[t] for t in targets if t in names), *(_MLP if has_mlp else ())),
+        "lora_targets": (*attention, *(_MLP if has_mlp else ())),
     }
 
 
@@ -173,57 +170,6 @@ def _launch(program: Program) -> Launch:
     return launch
 
 
-# -- writing -------------------------------------------------------------------------------------
-
-
-def _settings(chosen: SettingsReader, model: str | None) -> Settings:
-    del model  # torchtune names a builder, which does not follow from the name of the model
-    chosen.get("effective_batch")  # the product of micro-batch and accumulation
-    optimizer = OPTIMIZERS[single_optimizer(chosen)]
-    dtype = _DTYPES.get(chosen.dtype)
-    if chosen.text("precision") == "int8" or dtype is None:
-        chosen.leave("precision", "the recipes train in fp32 and bf16, quantised to nf4 at most")
-    chosen.leave("mixed_precision", "the recipes train in one dtype, without autocast")
-    chosen.implies("attention", "sdpa")
-    if chosen.text("adapter") == "rslora":
-        chosen.leave("adapter", "the recipes scale by lora_alpha / lora_rank: adjust lora_alpha")
-    return {
-        "model": {
-            **_targets(chosen),
-            **chosen.lora("use_dora lora_rank lora_alpha lora_dropout"),
-            "quantize_base": chosen.text("precision") == "nf4",
-        }
-        if chosen.has_adapters
-        else None,
-        "tokenizer": chosen.under("max_seq_len"),
-        **chosen.under(*_ROWS),
-        "optimizer": {"_component_": optimizer.path.replace(":", "."), **optimizer.recipe},
-        "dtype": dtype,
-        "enable_activation_checkpointing": chosen.get("gradient_checkpointing"),
-        "enable_activation_offloading": chosen.get(OFFLOAD_ACTIVATIONS),
-        "optimizer_in_bwd": chosen.get(IN_BACKWARD),
-    }
-
-
-def _targets(chosen: SettingsReader) -> Settings:
-    targets = chosen.targets
-    names = [*_ATTENTION, *_MLP] if targets == "all-linear" else list(targets or [])
-    in_mlp = [name for name in _MLP if name in names]
-    unknown = [name for name in names if name not in _ATTENTION and name not in _MLP]
-    if unknown or (in_mlp and len(in_mlp) < len(_MLP)):
-        chosen.leave("lora_targets", "the MLP gets adapters as a whole, other modules get none")
-    return {
-        "lora_attn_modules": [_ATTENTION[name] for name in names if name in _ATTENTION],
-        "apply_lora_to_mlp": len(in_mlp) == len(_MLP),
-        "apply_lora_to_output": False,
-    }
-
-
-def _use(settings: Mapping[str, Any]) -> str:
-    recipe = "lora_finetune_single_device" if "model" in settings else "full_finetune_single_device"
-    return f"changes to the configuration of tune run {recipe}"
-
-
 TRAINER = Trainer(
     "torchtune",
     SettingsFile(
@@ -232,6 +178,5 @@ TRAINER = Trainer(
         takes_assignments=True,
     ),
     (Reading("torchtune", "torchtune", _VERSIONS, _plan),),
-    Format("torchtune", _settings, _use),
-    _launch,
+    launch=_launch,
 )

@@ -35,7 +35,7 @@ _VERSIONS = {"trl": "1.16", "transformers": "5.23", "peft": "0.21"}
 def _plan(training: ProgramTraining) -> Planned:
     name = training.trainer.rpartition(" ")[2]  # of Unsloth's, too
     planned = Planned(*_trained(training))
-    arguments, knobs = training["arguments"], planned.knobs
+    arguments, knobs, notes = training["arguments"], planned.knobs, training.found.notes
     losses = TABLES["losses"].get(name, "").split()
     kinds = arguments.take("loss_type", losses[0], quietly=True) if losses else ()
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -45,13 +45,13 @@ def _plan(training: ProgramTraining) -> Planned:
         strategy = arguments.take("packing_strategy", "bfd", quietly=True)
         is_packed = arguments.take("packing", False) and strategy != "wrapped"
         if arguments.take("padding_free") or is_packed:  # one row of a batch, else full ones
-            planned.notes += reading.packed_rows(knobs)
+            reading.pack(knobs, notes)
         _as_release_does(training, knobs, kinds)
     elif name == "KTOTrainer":
         passes = (
             "pass" if arguments.take("precompute_ref_log_probs", quietly=True) else "two passes"
         )
-        planned.notes += [reading.WITHOUT_KL.format(passes)] if kinds == "kto" else []
+        notes += [reading.WITHOUT_KL.format(passes)] if kinds == "kto" else []
     else:
         _compare(training, planned)
     if name in ("DPOTrainer", "KTOTrainer"):
@@ -77,20 +77,15 @@ def _as_release_does(training: ProgramTraining, knobs: dict[str, Any], loss: obj
 
 
 def _compare(training: ProgramTraining, planned: Planned) -> None:
-    """Chosen and rejected answers in one pass, with all logits but for DPO; TPO has a gold one."""
-    arguments, knobs, name = training["arguments"], planned.knobs, training.trainer
-    planned.sequences, planned.notes = 2, [reading.PAIRS]
-    if name.endswith("DPOTrainer"):
-        packed = reading.packed_rows(knobs) if arguments.take("padding_free") else []
-        planned.notes = [*packed, reading.PAIRS]
-    else:
+    """Chosen and rejected answers in one pass, with all logits but for DPO."""
+    knobs, name, notes = planned.knobs, training.trainer, training.found.notes
+    if not name.endswith("DPOTrainer"):
         knobs["loss"] = "transformers"
-    if name == "TPOTrainer" and arguments.take("tpo_alpha", 1.0, quietly=True):
-        planned.sequences = 3
-        planned.notes = ["three sequences an example, all of full length"]
+    elif training["arguments"].take("padding_free"):
+        reading.pack(knobs, notes)
     if name == "RewardTrainer":
         knobs["num_labels"] = 1
-    knobs["micro_batch"] *= planned.sequences
+    planned.sequences = reading.preference(knobs, notes, refers=False)
 
 
 def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
@@ -226,7 +221,7 @@ TRAINER = Trainer(
     ),
     tuple(
         Reading(f"TRL {name}Trainer", f"{name}Trainer", _VERSIONS, _plan)
-        for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "TPO", "Reward")
+        for name in ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward")
     ),
     Format("trl", _settings, "trl sft --config FILE, with data set and schedule added"),
     _launch,
