@@ -12,6 +12,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 from hypothesis import given
 from hypothesis import strategies as st
+from test_architecture import HEAVY
 
 from tuner.app.cli.main import COMMANDS, run
 from tuner.core.units import significant
@@ -78,12 +79,15 @@ class TestQuickCommands:
         ]
         code = (
             "import contextlib, io, json, sys\n"
-            "from tuner.app.cli.main import run\n"
+            "from tuner.app.cli.main import main\n"
             "for arguments in json.loads(sys.argv[1]):\n"
+            "    sys.argv = ['tuner', *arguments]\n"
             "    with contextlib.redirect_stdout(io.StringIO()) as printed:\n"
-            "        code = run(arguments)\n"
-            "    heavy = {'torch', 'ray', 'optuna', 'transformers', 'peft', 'matplotlib', 'plotly',"
-            " 'pandas', 'numpy'} & set(sys.modules)\n"
+            "        try:\n"
+            "            main()\n"
+            "        except SystemExit as end:\n"
+            "            code = end.code or 0\n"
+            f"    heavy = {set(HEAVY)!r} & set(sys.modules)\n"
             "    assert not heavy, (arguments, heavy)\n"
             "    assert code in (0, 2), (arguments, code)\n"
             "    assert printed.getvalue() or arguments[-1] == 'run1', arguments  # is ambiguous\n"
