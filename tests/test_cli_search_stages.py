@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from encoder_samples import TINY_BERT, TINY_ROBERTA
+from encoder_samples import PHASES, TINY_BERT, TINY_ROBERTA
 
 from tuner.app.cli.main import run
 from tuner.core.records import Status
@@ -42,24 +42,6 @@ baseline: {micro_batch: 2, hard.n_negatives: 24}
 apply:
   config: {file: config.yaml, keys: {.batch_size: micro_batch}}
   hard: {file: hard.yaml, stage: hard, keys: {.n_negatives: n_negatives}}
-"""
-
-PHASES = """\
-name: phases
-workload: multitask
-model: ./tiny-roberta
-knobs: {micro_batch: [2, 4]}
-fixed:
-  effective_batch: 4
-  backbone: frozen
-  max_length: 32
-  generation_tasks: [summary]
-  target_length: 16
-  mixed_precision: "no"
-  optimizer: adamw_torch
-stages:
-  - {name: first, set: {phase: adapters, trained_tasks: [summary]}, examples: 100}
-  - {name: second, set: {phase: joint}, examples: 50, epochs: 4}
 """
 
 

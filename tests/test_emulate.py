@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
 from tests.installed import environment
+from tests.waiting import is_alive, wait_for, wait_until_gone
 from tuner.app.cli.main import cli
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import marked
@@ -548,10 +549,7 @@ def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         mark = f"TUNER_EMULATOR=/proc/{process.pid}/fd/"
-        until = time.monotonic() + 60
-        while _started_by(mark):
-            assert time.monotonic() < until, "programs outlive their session"
-            time.sleep(0.1)
+        wait_for(lambda: not _started_by(mark))  # noqa: B023
     assert {p.name for p in Path("/dev/shm").iterdir()} <= before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py"]
 
@@ -583,7 +581,7 @@ def test_a_stop_ends_the_program_and_what_it_started(tmp_path: Path, number: int
 
     assert process.wait(timeout=60) == 130
     child = int((tmp_path / "started").read_text())
-    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+    assert not is_alive(child)
 
 
 @needs_emulator
@@ -598,11 +596,7 @@ def test_a_launcher_ends_with_tuner_however_that_ends(tmp_path: Path, number: in
     process.send_signal(number)
 
     assert process.wait(timeout=60) == -number
-    pids = [int(word) for word in started.read_text().split()]
-    until = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() and not _is_zombie(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until_gone(int(word) for word in started.read_text().split())
 
 
 @pytest.mark.proof
@@ -694,10 +688,6 @@ def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
     Machine(get_gpu("a6000")).run(command, output=tail)
     assert len(tail.data) == TAIL_BYTES
     assert tail.text.endswith("\n123456789\n\nlast\n")
-
-
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @needs_emulator

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cli_samples import SPACE, make_trial, write_samples
+from cli_samples import SPACE, contents, make_trial, write_samples
 from shared_cases.tiny_model import CONFIG as MODEL_CONFIG
 
 from tuner.app.applying import same_architecture
@@ -58,14 +58,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_bytes(CONFIG.encode())
     (tmp_path / "train.py").write_bytes(SCRIPT.encode())
     return tmp_path
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and "__pycache__" not in p.parts
-    }
 
 
 CHANGED = (

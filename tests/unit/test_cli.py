@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_samples import make_trial, write_samples
+from cli_samples import contents, make_trial, write_samples
 from hypothesis import given
 from hypothesis import strategies as st
 from test_architecture import HEAVY
@@ -45,14 +45,6 @@ def journal(folder):
         for trial in trials:
             writer.append(trial)
     return trials
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and "__pycache__" not in p.parts
-    }
 
 
 def as_json(capsys, *arguments: str):
@@ -250,7 +242,7 @@ class TestBadInput:
     @pytest.mark.parametrize("case", BAD_INPUT)
     def test_one_message_with_the_value_and_what_is_meant(self, folder, capfd, case):
         arguments, expected = BAD_INPUT[case]
-        before = files(folder)
+        before = contents(folder)
         assert run(arguments) == 2
         captured = capfd.readouterr()
         assert captured.out == ""
@@ -259,7 +251,7 @@ class TestBadInput:
         assert "Traceback" not in message
         for text in expected:
             assert text in message
-        assert files(folder) == before
+        assert contents(folder) == before
         assert not (folder / "results").exists()
 
     def test_bugs_keep_their_traceback(self, folder, monkeypatch):
