@@ -7,8 +7,6 @@ import dataclasses
 import gc
 import html
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from base_install import without_torch
 from cli_samples import make_trial, write_samples
 from pages import Page
 from search_fakes import InProcess, let_emulate, write_wide
+from started import run_python
 
 import tuner
 from tuner.app.api.result import SearchResult
@@ -46,9 +45,7 @@ class TestImport:
             "for name in tuner.__all__: getattr(tuner, name)\n"
             "print(sorted({'torch', 'ray', 'optuna', 'pandas'} & set(sys.modules)))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        done = run_python("-c", code, cwd=ROOT, check=True)
         first, second = done.stdout.splitlines()
         assert first == "[] True"
         assert second == "[]"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from encoder_samples import PHASES, TINY_BERT, TINY_ROBERTA
+from started import run_python
 
 from tuner.app.cli.main import run
 from tuner.core.records import Status
@@ -58,10 +57,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def search(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tuner", "search", "--workers", "1", *arguments],
-        capture_output=True, text=True, timeout=900, check=False, env=os.environ,
-    )  # fmt: skip
+    done = run_python(
+        "-m", "tuner", "search", "--workers", "1", *arguments, timeout=900, env=os.environ
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return " ".join(done.stdout.split())
 

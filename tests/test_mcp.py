@@ -23,6 +23,7 @@ import psutil
 import pytest
 from documents import blocks, commands
 from mcp import Client, StdioServerParameters
+from started import run_python
 from waiting import wait_until_gone
 
 from tuner.app.cli.main import run
@@ -343,14 +344,7 @@ SKILL = "skills/tuner/SKILL.md"
 def test_a_command_of_the_skill_answers(project, line):
     name, *words = shlex.split(line)
     assert name == "tuner"
-    done = subprocess.run(
-        [sys.executable, *TUNER, *words],
-        cwd=project,
-        env=environment(project),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*TUNER, *words, cwd=project, env=environment(project))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer.get("prediction", answer)["source"] == "predicted"

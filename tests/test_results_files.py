@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
 from results_samples import GPU, SPACE, make_record, make_search, write_all
+from started import run_python
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
@@ -92,8 +93,6 @@ def test_names_that_are_paths_are_changed_and_stay_apart(name):
 
 
 def test_the_picture_leaves_pyplot_alone():
-    import subprocess
-    import sys
 
     code = (
         "import sys; from results_samples import *; from tuner.searches.view import build_view;"
@@ -102,9 +101,7 @@ def test_the_picture_leaves_pyplot_alone():
         "print('matplotlib.pyplot' in sys.modules)"
     )
     here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", code, cwd=here)
     assert done.stdout.strip() == "False", done.stderr
 
 

@@ -282,26 +282,22 @@ def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
     assert runner.warm_pid is None
 
 
-def test_a_warm_process_that_cannot_start_leaves_its_last_words():
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("dies", r"(?s)code 9.*a library failed"), ("killed:{}", r"SIGKILL ended .* 2 times: ")],
+)
+def test_a_warm_process_that_cannot_start_leaves_its_last_words(model, said, tmp_path):
     with (
-        new_runner("dies") as runner,
-        pytest.raises(UnavailableError, match=r"(?s)code 9.*a library failed"),
+        new_runner(model.format(tmp_path)) as runner,
+        pytest.raises(UnavailableError, match=said),
     ):
         runner.run(acting("good"))
+    assert runner.warm_pid is None
 
 
 def test_a_warm_process_that_is_killed_while_it_imports_is_started_once_more(tmp_path):
     with new_runner(f"killed:{tmp_path / 'once'}") as runner:
         assert runner.run(acting("good")).status is Status.OK
-
-
-def test_a_warm_process_that_is_always_killed_ends_with_a_reason(tmp_path):
-    with (
-        new_runner(f"killed:{tmp_path}") as runner,
-        pytest.raises(UnavailableError, match=r"SIGKILL ended .* 2 times: "),
-    ):
-        runner.run(acting("good"))
-    assert runner.warm_pid is None
 
 
 @pytest.mark.parametrize("name", ["nowhere:NOTHING", "runner_bodies:NOTHING", "runner_bodies"])
