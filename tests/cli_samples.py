@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from results_samples import make_memory, make_speed
+import click
+from results_samples import make_prediction
 from shared_cases.tiny_model import CONFIG
+from tune_fakes import record_of
 
-from tuner.core.records import Configuration, MemoryBudget, Outcome, Prediction, Status, TrialRecord
+from tuner.app.cli.main import cli
+from tuner.core.records import Configuration, MemoryBudget, Outcome, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
@@ -41,20 +45,29 @@ def write_samples(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(SPACE)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, but for bytecode."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+
+
+def command_of(name: str) -> click.Command:
+    """The command of this name."""
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
 def make_trial(folder: Path, gib: float, tokens_per_s: float, **settings: object) -> TrialRecord:
     """A trial of `tiny.yaml` in `folder` on the A6000 with these numbers."""
     gpu = get_gpu("a6000")
     configuration = configure(load_space(str(folder / "tiny.yaml")), settings)
     device_bytes, margin_bytes = round(gib * GIB), GIB
-    prediction = Prediction(
-        budget=MemoryBudget(gpu.memory_bytes, margin_bytes),
-        memory=make_memory(device_bytes),
-        speed=make_speed(tokens_per_s),
-        trainable_params=12_345,
-        total_params=678_901,
-        gpu=gpu.id,
-        method="made up",
-    )
+    budget = MemoryBudget(gpu.memory_bytes, margin_bytes)
+    prediction = make_prediction(device_bytes, tokens_per_s, gpu=gpu, budget=budget)
     oom = device_bytes > gpu.memory_bytes
     outcome = Outcome(Status.OOM if oom else Status.OK, prediction=prediction)
     return trial_of(configuration, outcome)
@@ -62,16 +75,5 @@ def make_trial(folder: Path, gib: float, tokens_per_s: float, **settings: object
 
 def trial_of(configuration: Configuration, outcome: Outcome) -> TrialRecord:
     """The record of `outcome`."""
-    gpu = get_gpu("a6000")
-    return TrialRecord(
-        trial_id=f"run1-{configuration.key[:4]}",
-        space="tiny",
-        gpu=gpu.id,
-        gpu_memory_bytes=gpu.memory_bytes,
-        configuration=configuration,
-        outcome=outcome,
-        seed=0,
-        started_at="2026-05-01T12:00:00+00:00",
-        versions={"tuner": "1"},
-        searcher="tpe",
-    )
+    record = record_of(configuration, outcome, space="tiny")
+    return replace(record, trial_id=f"run1-{configuration.key[:4]}")

@@ -30,6 +30,24 @@ _SHAPE = {
 TINY_BERT = BertConfig(**_SHAPE, max_position_embeddings=64)
 TINY_ROBERTA = RobertaConfig(**_SHAPE, max_position_embeddings=66)
 
+PHASES = """\
+name: phases
+workload: multitask
+model: ./tiny-roberta
+knobs: {micro_batch: [2, 4]}
+fixed:
+  effective_batch: 4
+  backbone: frozen
+  max_length: 32
+  generation_tasks: [summary]
+  target_length: 16
+  mixed_precision: "no"
+  optimizer: adamw_torch
+stages:
+  - {name: first, set: {phase: adapters, trained_tasks: [summary]}, examples: 100}
+  - {name: second, set: {phase: joint}, examples: 50, epochs: 4}
+"""
+
 ALLOWED = {"peak_allocated": 0.005, "step_s": 0.005, "loaded": 0.005, "backward_peak": 0.005}
 RESTS_BYTES = 4 * 2**20
 """What rests inside of a few blocks may add: they depend on the step before, which compiled

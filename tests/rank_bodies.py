@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from runner_bodies import measurement, obey_clock
+from waiting import wait_for, wait_until_gone
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Measurement
@@ -41,24 +42,15 @@ class RankBody:
                 _do(act, report, folder)
             elif act not in ("good", "invalid"):
                 # As a rank that waits for another's gradients: until its connection closes.
-                while not _is_gone(folder / f"pid{guilty}"):
-                    time.sleep(0.02)
+                pid = folder / f"pid{guilty}"
+                wait_for(lambda: pid.exists() and pid.read_text())
+                wait_until_gone([int(pid.read_text())])
                 raise RuntimeError(LOST)
             elif act == "invalid":
                 raise InputError("this cannot be built")
             return measurement()
 
         return run_ranks(int(str(configuration["ranks"])), work, report)
-
-
-def _is_gone(file: Path) -> bool:
-    if not file.exists() or not file.read_text():
-        return False
-    try:
-        state = Path(f"/proc/{file.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
 
 
 def _do(act: str, report: Report, folder: Path) -> None:

@@ -90,6 +90,41 @@ def make_speed(tokens_per_s: float, *, sample_tokens: int = 600) -> Speed:
     )
 
 
+def make_prediction(
+    device_bytes: int = 30 * GIB,
+    tokens_per_s: float = 300.0,
+    *,
+    sample_tokens: int = 600,
+    gpu: Gpu = GPU,
+    **changes: Any,
+) -> Prediction:
+    """A prediction of these numbers."""
+    prediction = Prediction(
+        budget=MemoryBudget(gpu.memory_bytes, MARGIN_BYTES),
+        memory=make_memory(device_bytes),
+        speed=make_speed(tokens_per_s, sample_tokens=sample_tokens),
+        trainable_params=908_132_352,
+        total_params=27_917_134_592,
+        gpu=gpu.id,
+        method="trace of two optimizer steps, full depth",
+    )
+    return replace(prediction, **changes)
+
+
+def make_measurement(of: Prediction, *, device: str, **changes: Any) -> Measurement:
+    """A measurement that is as predicted."""
+    measurement = Measurement(
+        memory=of.memory,
+        speed=of.speed,
+        trainable_params=of.trainable_params,
+        total_params=of.total_params,
+        device=device,
+        steps=5,
+        loss_finite=True,
+    )
+    return replace(measurement, **changes)
+
+
 def make_record(
     tokens_per_s: float = 300.0,
     device_bytes: int = 30 * GIB,
@@ -104,31 +139,11 @@ def make_record(
 ) -> TrialRecord:
     """A record with these numbers; it is `oom` when they do not fit with the margin."""
     fits = device_bytes + MARGIN_BYTES <= gpu.memory_bytes
-    memory = make_memory(device_bytes)
-    speed = make_speed(tokens_per_s, sample_tokens=sample_tokens)
-    prediction = Prediction(
-        budget=MemoryBudget(gpu.memory_bytes, MARGIN_BYTES),
-        memory=memory,
-        speed=speed,
-        trainable_params=908_132_352,
-        total_params=27_917_134_592,
-        gpu=gpu.id,
-        method="trace of two optimizer steps, full depth",
-    )
-    measurement = Measurement(
-        memory=memory,
-        speed=speed,
-        trainable_params=908_132_352,
-        total_params=27_917_134_592,
-        device=gpu.name,
-        steps=5,
-        loss_finite=True,
-    )
-    emulation = replace(
-        measurement,
-        source=Source.EMULATED,
-        intervals={"step_s": (0.8 * speed.step_s, 1.4 * speed.step_s)},
-    )
+    prediction = make_prediction(device_bytes, tokens_per_s, sample_tokens=sample_tokens, gpu=gpu)
+    measurement = make_measurement(prediction, device=gpu.name)
+    step_s = prediction.speed.step_s
+    intervals = {"step_s": (0.8 * step_s, 1.4 * step_s)}
+    emulation = replace(measurement, source=Source.EMULATED, intervals=intervals)
     configuration = Configuration(settings or {"micro_batch": 4, "lora_rank": 128})
     ran = measured or emulated
     defaults: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`tuner` as people run it, in a process of its own; none outlives its test."""
+"""Python and `tuner` in processes of their own; none outlives its test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 _STARTED: list[subprocess.Popen[str]] = []
 
@@ -18,6 +19,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     _STARTED.append(process)
     return process
+
+
+def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What this Python printed, and how it ended."""
+    options = {"capture_output": True, "text": True, **options}
+    check = options.pop("check", False)
+    return subprocess.run([sys.executable, *map(str, arguments)], check=check, **options)
 
 
 def end_all() -> None:

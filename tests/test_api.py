@@ -7,16 +7,15 @@ import dataclasses
 import gc
 import html
 import json
-import subprocess
-import sys
 import warnings
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from base_install import without_torch
 from cli_samples import make_trial, write_samples
+from pages import Page
 from search_fakes import InProcess, let_emulate, write_wide
+from started import run_python
 
 import tuner
 from tuner.app.api.result import SearchResult
@@ -46,9 +45,7 @@ class TestImport:
             "for name in tuner.__all__: getattr(tuner, name)\n"
             "print(sorted({'torch', 'ray', 'optuna', 'pandas'} & set(sys.modules)))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        done = run_python("-c", code, cwd=ROOT, check=True)
         first, second = done.stdout.splitlines()
         assert first == "[] True"
         assert second == "[]"
@@ -261,26 +258,6 @@ class TestResult:
         assert written.backups[Path("train.py")].read_text() == before
         assert any(text.startswith("max_length = ") for text in written.left)
         assert best.apply(train).backups == {}  # nothing is left to change
-
-
-class Page(HTMLParser):
-    """The tags, the texts and the addresses of a piece of HTML."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.sources: list[str] = []
-        self.handlers: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.sources += [value for name, value in attrs if name in ("src", "href")]
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
-
-    def handle_data(self, data):
-        self.texts.append(data)
 
 
 class TestNotebook:

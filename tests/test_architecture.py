@@ -246,24 +246,6 @@ def test_what_reads_a_program_runs_in_any_python():
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["gpus"], ["models"], ["spaces"], ["best", "--help"]]
-)
-def test_quick_commands_load_no_heavy_library(arguments):
-    output = run_python(
-        "import sys\n"
-        "from tuner.app.cli.main import main\n"
-        f"sys.argv = ['tuner', *{arguments!r}]\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit as end:\n"
-        "    assert not end.code, end.code\n"
-        f"print('\\nloaded', [n for n in {sorted(HEAVY)!r} if n in sys.modules])"
-    )
-    assert output.endswith("\nloaded []\n")
-    assert len(output.splitlines()) > 5  # the command did answer
-
-
 def test_the_command_line_has_no_more_commands_and_options():
     """One of each: a new command, option, page or carrier of an answer takes the place of one.
 

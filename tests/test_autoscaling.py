@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from job_server import ROOT, TOKEN, job_cluster
+from started import run_python
 
 TESTS = Path(__file__).parent
 NODE_BYTES = 80_000_000
@@ -69,13 +68,11 @@ def test_a_search_of_two_types_starts_a_node_of_each_and_no_other(tmp_path):
         return ["--num-cpus=0", "--num-gpus=0", f"--autoscaling-config={path}"]
 
     with job_cluster(tmp_path / "cluster", {**token, **scaling}, arguments) as cluster:
-        done = subprocess.run(
-            [sys.executable, str(TESTS / "autoscaled_search.py"), cluster.gcs_address],
+        done = run_python(
+            str(TESTS / "autoscaled_search.py"),
+            cluster.gcs_address,
             env={**os.environ, **token, "PYTHONPATH": f"{ROOT}:{TESTS}"},
-            capture_output=True,
-            text=True,
             timeout=400,
-            check=False,
         )
         assert done.returncode == 0, f"{done.stderr[-4000:]}\n{cluster.log.read_text()[-2000:]}"
     found = json.loads(done.stdout.splitlines()[-1])

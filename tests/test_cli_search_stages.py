@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from encoder_samples import TINY_BERT, TINY_ROBERTA
+from encoder_samples import PHASES, TINY_BERT, TINY_ROBERTA
+from started import run_python
 
 from tuner.app.cli.main import run
 from tuner.core.records import Status
@@ -44,24 +43,6 @@ apply:
   hard: {file: hard.yaml, stage: hard, keys: {.n_negatives: n_negatives}}
 """
 
-PHASES = """\
-name: phases
-workload: multitask
-model: ./tiny-roberta
-knobs: {micro_batch: [2, 4]}
-fixed:
-  effective_batch: 4
-  backbone: frozen
-  max_length: 32
-  generation_tasks: [summary]
-  target_length: 16
-  mixed_precision: "no"
-  optimizer: adamw_torch
-stages:
-  - {name: first, set: {phase: adapters, trained_tasks: [summary]}, examples: 100}
-  - {name: second, set: {phase: joint}, examples: 50, epochs: 4}
-"""
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -76,10 +57,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def search(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tuner", "search", "--workers", "1", *arguments],
-        capture_output=True, text=True, timeout=900, check=False, env=os.environ,
-    )  # fmt: skip
+    done = run_python(
+        "-m", "tuner", "search", "--workers", "1", *arguments, timeout=900, env=os.environ
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return " ".join(done.stdout.split())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_samples import write_samples
 from device_fakes import A6000, measurement_of, pretend
-from results_samples import make_memory, make_speed
+from results_samples import make_prediction
 
 from tuner.app import measuring
 from tuner.app.cli import trial
@@ -19,7 +19,7 @@ from tuner.app.estimate import Estimate
 from tuner.app.search.supported import require_supported
 from tuner.core import host
 from tuner.core.environment import trial_environment
-from tuner.core.records import MemoryBudget, Outcome, Prediction, Status
+from tuner.core.records import MemoryBudget, Outcome, Status
 from tuner.core.units import GIB, MIB
 from tuner.trial.base import MeasureOptions, TrialJob
 
@@ -60,15 +60,7 @@ def machine(tmp_path, monkeypatch):
     return asked
 
 
-PREDICTION = Prediction(
-    budget=MemoryBudget(8 * GIB, 0),
-    memory=make_memory(100 * MIB),
-    speed=make_speed(3000),
-    trainable_params=12_345,
-    total_params=678_901,
-    gpu="cpu",
-    method="made up",
-)
+PREDICTION = make_prediction(100 * MIB, 3000, budget=MemoryBudget(8 * GIB, 0))
 
 
 def measured_outcome(factor: float = 1.25) -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from runner_bodies import CLOCK, measurement
-from test_runner_processes import alive
+from waiting import is_alive
 
 from tuner.core.outcome import Raised, is_lost_peer
 from tuner.core.records import Configuration, Measurement, Outcome, RankMemory, Status
@@ -33,7 +33,7 @@ def run(folder: Path, act: str, *, guilty: int = 1, ranks: int = 2) -> Outcome:
     values = {"act": act, "guilty": guilty, "ranks": ranks, "folder": str(folder)}
     with runner() as found:
         outcome = found.run(Configuration(values))
-    assert not any(alive(pid) for pid in pids(folder)), "a rank outlived its trial"
+    assert not any(map(is_alive, pids(folder))), "a rank outlived its trial"
     return outcome
 
 

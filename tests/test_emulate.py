@@ -24,6 +24,8 @@ from click.testing import CliRunner
 
 from tests.emulating import TRAINING, needs_emulator
 from tests.installed import environment
+from tests.started import run_python
+from tests.waiting import is_alive, wait_for, wait_until_gone
 from tuner.app.cli.main import cli
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import marked
@@ -548,10 +550,7 @@ def test_killed_at_any_moment_it_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         mark = f"TUNER_EMULATOR=/proc/{process.pid}/fd/"
-        until = time.monotonic() + 60
-        while _started_by(mark):
-            assert time.monotonic() < until, "programs outlive their session"
-            time.sleep(0.1)
+        wait_for(lambda: not _started_by(mark))  # noqa: B023
     assert {p.name for p in Path("/dev/shm").iterdir()} <= before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py"]
 
@@ -583,7 +582,7 @@ def test_a_stop_ends_the_program_and_what_it_started(tmp_path: Path, number: int
 
     assert process.wait(timeout=60) == 130
     child = int((tmp_path / "started").read_text())
-    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+    assert not is_alive(child)
 
 
 @needs_emulator
@@ -598,11 +597,7 @@ def test_a_launcher_ends_with_tuner_however_that_ends(tmp_path: Path, number: in
     process.send_signal(number)
 
     assert process.wait(timeout=60) == -number
-    pids = [int(word) for word in started.read_text().split()]
-    until = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() and not _is_zombie(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until_gone(int(word) for word in started.read_text().split())
 
 
 @pytest.mark.proof
@@ -678,13 +673,7 @@ def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
 ) -> None:
     (tmp_path / "flood").write_text("yes 123456789 | head -c 1000000; echo; echo last; sleep 600")
     options = ("--gpu", "a6000", "--timeout", "2s", "--json", "--no-changes")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "check", *options, "--", "sh", "flood"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    ran = run_python("-m", "tuner", "check", *options, "--", "sh", "flood", cwd=tmp_path)
     found = json.loads(ran.stdout)["program"]
     assert (found["ended"], found["steps"], found["fits"]) == ("timeout", 0, None)
     assert ran.returncode == 4
@@ -696,37 +685,19 @@ def test_check_stops_a_run_when_its_time_is_up_and_keeps_the_end_of_its_output(
     assert tail.text.endswith("\n123456789\n\nlast\n")
 
 
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
 @needs_emulator
-def test_a_session_shares_out_devices_as_cuda_visible_devices_says(tmp_path: Path) -> None:
-    code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name())"
+def test_a_session_keeps_to_the_visible_devices_and_the_python_path_of_a_program() -> None:
+    code = "import sys; from torch import cuda\n"
+    code += "print(cuda.device_count(), cuda.get_device_name(), sys.path[2])"
     with Session(get_gpu("h100_sxm"), count=4) as session:
-        environment = session.environment({**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"})
-        ran = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    assert ran.stdout.strip() == "2 NVIDIA H100 80GB HBM3"
-
-
-@needs_emulator
-def test_a_program_that_sets_its_own_python_path_still_finds_the_emulated_gpu() -> None:
-    code = "import sys, torch; print(torch.cuda.get_device_name(), sys.path[2])"
-    with Session(get_gpu("t4")) as session:
         ran = subprocess.run(
             ["env", "PYTHONPATH=/of/its/own", sys.executable, "-c", code],
-            env=session.environment(),
+            env=session.environment({**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"}),
             capture_output=True,
             text=True,
             check=True,
         )
-    assert ran.stdout.strip() == "Tesla T4 /of/its/own"
+    assert ran.stdout.strip() == "2 NVIDIA H100 80GB HBM3 /of/its/own"
 
 
 def test_without_a_cuda_build_one_error_says_what_to_install(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.emulator import Machine
 from tuner.emulator.toolchain import unavailable
@@ -150,13 +151,15 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     installed = any(one.value == PLUGIN for one in entry_points(group="pytest11"))
     plugin = () if installed else ("-p", PLUGIN)
     root = str(Path(__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-rA", "--tb=no", *plugin, *options],
+    return run_python(
+        "-m",
+        "pytest",
+        "-rA",
+        "--tb=no",
+        *plugin,
+        *options,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((root, *filter(None, sys.path)))},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -194,6 +197,6 @@ def test_nothing_passes_where_nothing_can_be_emulated(tmp_path: Path):
 
 def test_the_plugin_costs_other_sessions_nothing():
     code = f"import sys, pytest, {PLUGIN}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_python("-c", code, check=True)
     ours = {name for name in run.stdout.split() if name.split(".")[0] in ("tuner", "torch", "yaml")}
     assert ours == {"tuner", "tuner.integrations", PLUGIN}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 
 MIB = 1 << 20
 
@@ -50,12 +49,8 @@ for step, tokens in enumerate(loader, 1):
 def check(folder: Path, *words: str, gpu_memory: str | None = None) -> Any:
     """What `tuner check --json` answers; its exit code is "exit"."""
     memory = ["--gpu-memory", gpu_memory] if gpu_memory else []
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "check", "--gpu", "t4", "--json", *memory, "--", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
+    ran = run_python(
+        "-m", "tuner", "check", "--gpu", "t4", "--json", *memory, "--", *words, cwd=folder
     )
     assert ran.stdout, ran.stderr
     return {**json.loads(ran.stdout), "exit": ran.returncode, "stderr": ran.stderr}
@@ -181,10 +176,9 @@ def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path:
     program = tmp_path / "train.py"
     program.write_text(LOOP)
     words = ["--gpu", "t4", "--gpu-memory", "1GiB", "--results", "out"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "tune", *words, "--trials", "3", "--json", "train.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    ran = run_python(
+        "-m", "tuner", "tune", *words, "--trials", "3", "--json", "train.py", cwd=tmp_path
+    )
     assert ran.returncode == 0, ran.stderr
     answer = json.loads(ran.stdout)
     text = (tmp_path / "tune-train.yaml").read_text()
@@ -203,10 +197,9 @@ def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path:
     assert all(trial["configuration"]["micro_batch"] < 64 for trial in trials)
     assert answer["best"]["configuration"]["micro_batch"] < 64
 
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", "--yes", *words],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    ran = run_python(
+        "-m", "tuner", "apply", "--space", "tune-train.yaml", "--yes", *words, cwd=tmp_path
+    )
     assert ran.returncode == 0, ran.stderr
     size = answer["best"]["configuration"]["micro_batch"]
     assert f"type=int, default={size})" in program.read_text()

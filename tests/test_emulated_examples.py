@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 from tuner.space.models.hollow import write_hollow
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
@@ -52,10 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def tuner(folder: Path, *words: str) -> Any:
     """What a command answers with `--json`; its exit code is "exit"."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", *words],
-        capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
+    ran = run_python("-m", "tuner", *words, cwd=folder)
     assert ran.stdout.startswith("{"), ran.stderr + ran.stdout
     return {**json.loads(ran.stdout), "exit": ran.returncode}
 
@@ -87,25 +83,11 @@ def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: P
     assert (folder / "semantic_parsing/config.py").read_text() == text
 
 
-def test_settings_in_a_file_that_the_program_opens_are_searched(folder: Path, models: Path) -> None:
-    words = ["multitask/train.py", str(models / "roberta")]
-    limit = ["--gpu", "t4", "--gpu-memory", "1GiB"]
-    answer = tuner(folder, "tune", "--json", *limit, "--trials", "2", *words)
+def test_settings_in_a_file_that_the_program_opens_are_told(folder: Path, models: Path) -> None:
+    found = check(folder, "--no-changes", "multitask/train.py", str(models / "roberta"))
 
-    best = answer["best"]["configuration"]
-    assert best["micro_batch"] * best["grad_accum"] == 64
-    assert (
-        "micro_batch: batch_size, multitask/config.yaml:7"
-        in (folder / "tune-train.yaml").read_text()
-    )
-    ran = subprocess.run(
-        [sys.executable, "-m", "tuner", "apply", "--space", "tune-train.yaml", *limit, "--yes"],
-        capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    text = (folder / "multitask/config.yaml").read_text()
-    assert f"  batch_size: {best['micro_batch']}\n" in text
-    assert "phase: 3             # router, adapters and heads" in text
+    assert (found["exit"], found["fits"]) == (0, True)
+    assert found["settings"]["micro_batch"]["where"] == "multitask/config.yaml:7"
 
 
 @pytest.mark.proof

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors
 import torch
 from safetensors.torch import save_file
+from started import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.sparse import TensorEntry, write_shards
@@ -195,12 +194,7 @@ print(len(weights), sum(map(is_hole, weights)))
 
 
 def output_of(program: str, folder: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program.format(install=INSTALL), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", program.format(install=INSTALL), str(folder))
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

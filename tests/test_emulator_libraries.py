@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 from tuner.emulator.session import Session
 from tuner.space.gpus import get_gpu
 
@@ -25,14 +26,7 @@ def _run(folder: Path, program: str, *, gpu: str = "a6000", ranks: int = 1) -> l
     path.write_text(program)
     launcher = _TORCHRUN if ranks > 1 else ()
     with Session(get_gpu(gpu), count=ranks) as session:
-        ran = subprocess.run(
-            [sys.executable, *launcher, str(path)],
-            env=session.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=folder,
-        )
+        ran = run_python(*launcher, str(path), env=session.environment(), cwd=folder)
         assert ran.returncode == 0, ran.stderr
         assert session.unknown_calls() == {}
     return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("{", "["))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB, MIB
 from tuner.cost.parallel import Exchange, Links, waited_s
@@ -554,13 +554,7 @@ def test_a_repeated_operator_needs_no_python_and_is_counted():
         environment = session.environment()
         if not Path(environment["TUNER_EMULATOR_LIBRARIES"], LIBRARY).exists():
             pytest.skip("there is no C++ compiler")
-        done = subprocess.run(
-            [sys.executable, "-c", REPEATED],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python("-c", REPEATED, env=environment)
     assert done.returncode == 0, done.stderr
     first, again, noted, is_zero, counts = json.loads(done.stdout.splitlines()[-1])
     assert first == ["aten::mul"]  # it is judged
@@ -573,13 +567,7 @@ def test_a_repeated_operator_needs_no_python_and_is_counted():
 @needs_emulator
 def test_events_of_a_program_give_the_emulated_time():
     with Session(A100, settings={"gpu": gpu_to_dict(A100)}) as session:
-        done = subprocess.run(
-            [sys.executable, "-c", EVENTS],
-            env=session.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python("-c", EVENTS, env=session.environment())
     assert done.returncode == 0, done.stderr
     elapsed_ms, snapshot = json.loads(done.stdout.splitlines()[-1])
     (entry,) = [d for d in snapshot["described"] if d[0].startswith("aten::mm")]

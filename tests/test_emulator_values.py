@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.emulating import needs_emulator
+from tests.started import run_python
 from tests.values_models import MODELS
 from tests.values_training import LOOPS
 from tuner.emulator.session import Session
@@ -33,13 +32,7 @@ def run(session: Session | None, *command: str) -> str:
     """What a Python program prints, emulated or, without a session, on the CPU."""
     environment = dict(os.environ) if session is None else session.environment()
     paths = [*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)]
-    ran = subprocess.run(
-        [sys.executable, *command],
-        env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_python(*command, env={**environment, "PYTHONPATH": os.pathsep.join(paths)})
     assert ran.returncode == 0, ran.stderr[-4000:]
     return ran.stdout
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import click
 import pytest
-from cli_samples import make_trial, write_samples
+from cli_samples import command_of, make_trial, write_samples
 
 from tuner.app.cli import main
 from tuner.app.cli import search as searching
-from tuner.app.cli.main import COMMANDS, cli, run
+from tuner.app.cli.main import COMMANDS, run
 from tuner.app.search.run import SearchedGpu
 from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError
 from tuner.searches.options import SearchOptions
@@ -33,12 +33,6 @@ ENDINGS = {
     "interrupted": (KeyboardInterrupt(), 130),
     "aborted": (click.Abort(), 130),
 }
-
-
-def command_of(name: str) -> click.Command:
-    found = cli.get_command(click.Context(cli), name)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

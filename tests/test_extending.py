@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from documents import ROOT, blocks
+from started import run_python
 
 PAGE = "docs/extending.md"
 OPTIMIZER, TRAINER, GPU, MODEL = (
@@ -45,14 +44,7 @@ def tuner(clone: Path, *arguments: str) -> str:
 
 
 def python(clone: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=clone,
-        env={**os.environ, "PYTHONPATH": str(clone)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=clone, env={**os.environ, "PYTHONPATH": str(clone)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cli_samples import write_samples
 from results_samples import make_record
+from started import run_python
 
 from tuner.app.search import result_files as journals
 from tuner.app.search.plan import SearchPlan, make_plan
@@ -77,10 +78,9 @@ def test_a_search_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path
     assert not kept.notes
     assert [p.name for p in left.iterdir() if p.name.startswith(".")] == []
     shutil.copytree(tmp_path / "left", tmp_path / "results", dirs_exist_ok=True)
-    again = subprocess.run(
-        [sys.executable, *SEARCH], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    again = run_python(
+        *SEARCH, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    )
     assert again.returncode == 0, again.stderr
     whole = read_journal(tmp_path / "results" / "tiny" / "a6000" / "trials.jsonl").records
     assert whole[: len(kept.records)] == kept.records

@@ -9,16 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_samples import make_trial, write_samples
+from waiting import wait_for
 
 from tuner.app.cli import main
 from tuner.core import files as scratch
 from tuner.core.errors import UnavailableError
+from tuner.core.processes import marked
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.journal import JournalWriter, read_journal
 
@@ -58,29 +58,9 @@ def run(folder: Path, *arguments: str, **changes: str | None):
     )  # fmt: skip
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-
-
 def trials(folder: Path) -> int:
     journal = folder / "results" / "tiny" / "a6000" / "trials.jsonl"
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
-def family(mark: str) -> list[int]:
-    """Processes that have `mark` in their environment, Ray's among them."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                if mark.encode() in (path / "environ").read_bytes():
-                    found.append(int(path.name))
-            except OSError:
-                continue
-    return found
 
 
 @pytest.mark.proof
@@ -96,10 +76,10 @@ def test_a_terminal_that_is_closed_ends_the_search_with_its_results(folder):
     os.close(theirs)
     threading.Thread(target=_drain, args=(ours,), daemon=True).start()
     try:
-        until(lambda: trials(folder) >= 1 or process.poll() is not None)
+        wait_for(lambda: trials(folder) >= 1 or process.poll() is not None)
         os.killpg(process.pid, signal.SIGHUP)  # as a shell that ends does to its jobs
         assert process.wait(WITHIN_S) == 130
-        until(lambda: not family(mark))
+        wait_for(lambda: not marked(mark))
     finally:
         process.kill()
         process.wait()
@@ -132,7 +112,7 @@ def test_a_reader_that_goes_away_ends_the_search_quietly(folder):
     said = process.stderr.read().decode()
     assert process.wait(WITHIN_S) == 141, said
     assert "Traceback" not in said
-    until(lambda: not family(f"TUNER_TEST_FAMILY={folder}"))
+    wait_for(lambda: not marked(f"TUNER_TEST_FAMILY={folder}"))
     assert not (folder / "results").exists() or trials(folder) == len(
         read_journal(folder / "results" / "tiny" / "a6000" / "trials.jsonl").records
     )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from shared_cases.hostile import WHOLE_FILES, bomb
 from shared_cases.targets import TARGETS, Target
+from started import run_python
 
 from tuner.core.errors import InputError, TunerError
 from tuner.cost.speed.profile import load_profile
@@ -73,10 +72,7 @@ class TestFoundBefore:
             "from pathlib import Path; from tuner.space.gpus import load_catalogue; "
             "load_catalogue(Path('gpus.yaml'))"
         )
-        ended = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
-            env={"PYTHONPATH": str(ROOT)}, check=False,
-        )  # fmt: skip
+        ended = run_python("-c", program, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
         assert ended.returncode == 1, ended.stderr
         assert "nested too deeply" in ended.stderr
 

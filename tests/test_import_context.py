@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started import run_python
 
 PROGRAM = """
 import sys
@@ -41,11 +40,5 @@ print("contexts:", len(begun))
     ],
 )
 def test_predicting_creates_no_context(module, contexts):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("MODULE", repr(module))],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", PROGRAM.replace("MODULE", repr(module)), cwd=Path(__file__).parent)
     assert f"contexts: {contexts}\n" in done.stdout, done.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from started import run_python
 from transformers import TrainerControl, TrainerState
 
 from tuner.integrations import Reporter, in_trial, report_step, reporting
@@ -158,5 +158,5 @@ from tuner.integrations.transformers import TunerCallback as A
 from tuner.integrations.lightning import TunerCallback as B
 print(A().__class__.__name__, B().__class__.__name__, "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout.split() == ["TunerCallback", "TunerCallback", "False"], done.stderr

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+from started import run_python
 
 PROGRAM = """
 import os, signal, sys
@@ -44,13 +44,12 @@ except UnavailableError as error:
     ],
 )
 def test_a_search_that_loses_ray_ends_and_says_so(kind, code, text):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind],
+    done = run_python(
+        "-c",
+        PROGRAM,
+        kind,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert done.returncode == code, done.stderr
     assert text in done.stdout + done.stderr
@@ -79,8 +78,5 @@ def test_other_users_reach_neither_the_folder_nor_the_token_of_an_own_ray(tmp_pa
     """Ray itself makes its folder for all to write into, and the token for all to read."""
     home = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     known = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
-    ran = subprocess.run(
-        [sys.executable, "-c", FOLDERS],
-        env={**known, **home}, capture_output=True, text=True, check=False, umask=0,
-    )  # fmt: skip
+    ran = run_python("-c", FOLDERS, env={**known, **home}, umask=0)
     assert ran.stdout.splitlines() == ["['0o777', '0o700']", "0o600", "False"], ran.stderr

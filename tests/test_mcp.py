@@ -23,6 +23,8 @@ import psutil
 import pytest
 from documents import blocks, commands
 from mcp import Client, StdioServerParameters
+from started import run_python
+from waiting import wait_until_gone
 
 from tuner.app.cli.main import run
 from tuner.app.cli.mcp import answered, tools
@@ -294,13 +296,6 @@ def running(folder: Path, number: int) -> list[int]:
     raise AssertionError("it did not begin")
 
 
-def are_gone(pids: list[int]) -> bool:
-    until_s = time.monotonic() + 20
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return not any(map(psutil.pid_exists, pids))
-
-
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "end of stdin"])
 def test_a_call_ends_with_its_server(slow_call, how):
     server, pids = slow_call
@@ -309,7 +304,7 @@ def test_a_call_ends_with_its_server(slow_call, how):
     else:
         server.send_signal(signal.Signals[how])
     server.wait(20)
-    assert are_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_a_call_ends_when_it_is_cancelled_and_the_next_begins(slow_call, tmp_path):
@@ -317,7 +312,7 @@ def test_a_call_ends_when_it_is_cancelled_and_the_next_begins(slow_call, tmp_pat
     call(server, 3)
     send(server, method="notifications/cancelled", params={"requestId": 2})
     assert running(tmp_path, 2)
-    assert are_gone(pids)
+    wait_until_gone(pids)
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
@@ -349,14 +344,7 @@ SKILL = "skills/tuner/SKILL.md"
 def test_a_command_of_the_skill_answers(project, line):
     name, *words = shlex.split(line)
     assert name == "tuner"
-    done = subprocess.run(
-        [sys.executable, *TUNER, *words],
-        cwd=project,
-        env=environment(project),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*TUNER, *words, cwd=project, env=environment(project))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer.get("prediction", answer)["source"] == "predicted"

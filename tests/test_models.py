@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from started import run_python
 
 from tuner.core.errors import EXIT_BAD_INPUT, InputError, UnavailableError
 from tuner.space.models import catalogue
@@ -281,24 +280,21 @@ def test_the_digest_tells_architectures_apart_and_nothing_else():
     assert config_digest(config) != digests["qwen2.5-7b"]
 
 
-def test_a_model_is_found_while_another_thread_imports_transformers():
-    code = (
-        "import sys, threading, time; from tuner.space.models.catalogue import resolve_config\n"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading, time; from tuner.space.models.catalogue import resolve_config\n"
         "threading.Thread(target=__import__, args=('transformers',)).start()\n"
         "while 'transformers' not in sys.modules: time.sleep(0.0001)\n"
-        "assert resolve_config('tiny-llama-3m').model_type == 'llama'"
-    )
+        "assert resolve_config('tiny-llama-3m').model_type == 'llama'",
+        "from tuner.space.models.catalogue import get_entry\n"
+        "entry = get_entry('google/medgemma-27b-text-it')\n"
+        "assert (entry.hidden_size, entry.layers, entry.vocab_size) == (5376, 62, 262144)\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy",
+    ],
+    ids=["while another thread imports transformers", "without torch and transformers"],
+)
+def test_a_model_is_found_in_a_process_that_has_imported_nothing(code):
     root = Path(catalogue.__file__).parents[3]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=120)
-
-
-def test_finding_a_model_imports_neither_torch_nor_transformers():
-    code = (
-        "import sys; from tuner.space.models.catalogue import get_entry;"
-        "entry = get_entry('google/medgemma-27b-text-it');"
-        "assert (entry.hidden_size, entry.layers, entry.vocab_size) == (5376, 62, 262144);"
-        "heavy = {'torch', 'transformers', 'huggingface_hub', 'numpy'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    root = Path(catalogue.__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=120)
+    run_python("-c", f"import sys; {code}", check=True, cwd=root, timeout=120)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from measure_samples import model_folder
+from started import run_python
 
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
@@ -238,11 +237,10 @@ print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & se
 @pytest.mark.proof
 def test_a_stored_prediction_needs_neither_torch_nor_transformers():
     def run():
-        done = subprocess.run(
-            [sys.executable, "-c", WARM, json.dumps(BASE.to_dict())],
-            capture_output=True,
-            text=True,
-            check=False,
+        done = run_python(
+            "-c",
+            WARM,
+            json.dumps(BASE.to_dict()),
             cwd=ROOT,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from started import run_python
 
 from tuner.program.edit.source import TextEdit
 from tuner.program.edit.trying import edited
@@ -76,10 +77,7 @@ def test_a_changed_script_sees_what_it_would_see_in_its_own_place(folder):
     after = with_batch(["project/train.py", "a", "--b=1"], 9)
     done = run(after)
     assert done.returncode == 0, done.stderr
-    plain = subprocess.run(
-        [sys.executable, "project/train.py", "a", "--b=1"], capture_output=True, text=True,
-        timeout=60, check=True,
-    )  # fmt: skip
+    plain = run_python("project/train.py", "a", "--b=1", timeout=60, check=True)
     changed, unchanged = json.loads(done.stdout), json.loads(plain.stdout)
     assert changed[0] == 9
     assert changed[2] == ["project/train.py", "a", "--b=1"]

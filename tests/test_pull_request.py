@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from started import run_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -184,16 +185,15 @@ def test_the_hook_stops_a_commit_with_which_a_program_no_longer_fits(
                          ".pre-commit-config.yaml": yaml.safe_dump(repos)})  # fmt: skip
     git(repository, "add", ".")
     written(repository, {"settings.py": "LENGTH = 1\n"})  # not staged: it isn't committed either
-    done = subprocess.run(
-        [sys.executable, "-m", "pre_commit", "run"],
+    done = run_python(
+        "-m",
+        "pre_commit",
+        "run",
         cwd=repository,
         env={
             **{name: value for name, value in os.environ.items() if "GITHUB" not in name},
             "PRE_COMMIT_HOME": str(tmp_path / "pre-commit"),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 1
     assert re.search(r"^train.py on rtx3060: does not fit: .*\(before: fits: ", done.stdout, re.M)

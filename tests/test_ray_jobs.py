@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from cli_samples import write_samples
 from documents import blocks, commands
 from job_server import TOKEN, job_cluster
+from started import run_python
 
 from tuner.app.cli.main import run
 from tuner.searches.journal import read_journal
@@ -48,11 +47,14 @@ def ray(home, tmp_path_factory) -> Iterator[Ray]:
         environment = {**os.environ, **AUTHORIZED, "RAY_API_SERVER_ADDRESS": cluster.url}
 
         def said(*arguments: str) -> str:
-            ended = subprocess.run(
-                [sys.executable, "-m", "ray.scripts.scripts", *arguments],
-                env=environment, cwd=home, capture_output=True, text=True, check=False,
+            ended = run_python(
+                "-m",
+                "ray.scripts.scripts",
+                *arguments,
+                env=environment,
+                cwd=home,
                 timeout=PATIENCE_S,
-            )  # fmt: skip
+            )
             assert ended.returncode == 0, f"{arguments}: {ended.stdout}{ended.stderr}"
             return ended.stdout
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import torch
 from nvml_fakes import FakeNvml
+from waiting import wait_for, wait_until_gone
 
 import tuner
 from tuner.app.cli.main import run
@@ -439,11 +439,9 @@ def test_a_prediction_ends_with_its_training(how, tmp_path):
     )
     with training:
         assert training.stdout.readline() == b"began\n"
-        until_s = time.monotonic() + 60
-        while not (tmp_path / "asked").exists() or not (tmp_path / "asked").read_text():
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
-        asked = psutil.Process(int((tmp_path / "asked").read_text()))
+        told = tmp_path / "asked"
+        wait_for(lambda: told.exists() and told.read_text())
+        asked = psutil.Process(int(told.read_text()))
         left = [asked.pid, asked.ppid(), *(child.pid for child in asked.children())]
         if how == "its end":
             training.stdin.write(b"\n")
@@ -451,10 +449,7 @@ def test_a_prediction_ends_with_its_training(how, tmp_path):
             assert float(training.stdout.readline()) < 0.5  # on a busy machine
         else:
             training.kill() if how == "SIGKILL" else training.stdin.close()
-        until_s = time.monotonic() + 20
-        while any(map(psutil.pid_exists, left)) and time.monotonic() < until_s:
-            time.sleep(0.02)
-        assert not any(map(psutil.pid_exists, left))
+        wait_until_gone(left)
 
 
 def test_accelerates_loop_has_three_lines(capsys):

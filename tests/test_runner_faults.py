@@ -21,8 +21,9 @@ import torch
 from faulty_training import COUNTER, FAULTS, PIDS, TOO_MUCH_BYTES
 from measure_samples import SHAPE, knobs
 from runner_bodies import CLOCK
-from test_runner_processes import alive
 from transformers import LlamaConfig
+from tune_fakes import record_of
+from waiting import is_alive
 
 from tuner.core import processes
 from tuner.core.nvml import device_use
@@ -144,11 +145,7 @@ def test_allocator_retries_reach_the_journal(runner):
     measured = outcome.measurement
     assert measured.timed_alloc_retries == measured.steps  # one a micro-step, one of them a step
     assert measured.num_alloc_retries == measured.steps + measured.warmup_steps
-    record = TrialRecord(
-        trial_id="1", space="s", gpu="cpu", gpu_memory_bytes=LIMIT_BYTES,
-        configuration=CONFIGURATION, outcome=outcome, seed=0, started_at="", versions={},
-        searcher="tpe",
-    )  # fmt: skip
+    record = record_of(CONFIGURATION, outcome)
     assert not record.fits
     assert TrialRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
@@ -201,7 +198,7 @@ def test_trials_in_random_order_have_their_outcomes_and_leave_nothing(runner, fo
     assert processes.marked(mark_of(warm)) == [warm]
     pids = [int(pid) for pid in (folder / "pids").read_text().split()]
     assert len(pids) >= 8
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
     assert open_files(warm) == files
     assert resident_bytes(warm) - before < 8 * MIB
     left = [name for name in shared_memory() if any(str(pid) in name for pid in pids)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from runner_bodies import CLOCK, JumpingClock
+from waiting import is_alive, state_of, wait_for, wait_until_gone
 
 from tuner.core import processes
 from tuner.core.errors import InputError, UnavailableError
@@ -78,33 +79,6 @@ class Notes(dict):
         self.update(facts)
 
 
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def gone(pids):
-    """Whether all of them have ended, or do soon."""
-    return in_time(lambda: not any(map(alive, pids)))
-
-
-def in_time(condition):
-    until = time.monotonic() + LONG_S
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def stopped(pid):
-    """Whether a process was stopped, as by SIGSTOP."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 def test_a_good_trial_comes_back_with_its_numbers(runner):
     started = time.monotonic()
     outcome = runner.run(acting("good"))
@@ -150,7 +124,7 @@ def test_a_hanging_trial_dies_with_all_its_helpers(runner, time_is_up):
     assert (outcome.status, outcome.phase) == (Status.TIMEOUT, "forward")
     assert f"{LONG_S:g} s" in outcome.message
     assert len(notes["pids"]) == 4
-    assert not any(map(alive, notes["pids"]))
+    assert not any(map(is_alive, notes["pids"]))
     assert psutil.Process(runner.warm_pid).children() == []
 
 
@@ -158,7 +132,7 @@ def test_helpers_of_a_trial_that_ended_well_die_too(runner):
     notes = Notes()
     assert runner.run(acting("leave_family"), on_progress=notes).status is Status.OK
     assert len(notes["pids"]) == 3
-    assert not any(map(alive, notes["pids"]))
+    assert not any(map(is_alive, notes["pids"]))
 
 
 @pytest.mark.proof
@@ -184,7 +158,7 @@ def test_files_of_a_trial_go_with_it_and_those_of_others_stay(runner, tmp_path):
     def note(facts):
         notes.update(facts)
         if "made" in facts:
-            assert in_time(lambda: all(Path(path).exists() for path in facts["made"]))
+            wait_for(lambda: all(Path(path).exists() for path in facts["made"]))
             neighbour.touch()
             time.sleep(0.5)  # the entries were seen by then; a trial is never as short
             heard.touch()
@@ -241,7 +215,7 @@ def test_a_trial_can_be_given_up_from_another_thread(runner):
     outcome = runner.run(acting("hang"), on_progress=note)
     thread.join()
     assert outcome.status is Status.INTERRUPTED
-    assert not any(map(alive, notes["pids"]))
+    assert not any(map(is_alive, notes["pids"]))
     assert runner.run(acting("good")).status is Status.OK  # and it holds for one trial only
 
 
@@ -255,7 +229,7 @@ def test_an_exception_here_ends_the_trial_and_goes_on(own_runner):
     with pytest.raises(KeyboardInterrupt):
         own_runner.run(acting("hang"), on_progress=fail)
     assert len(pids) == 4
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
     assert own_runner.run(acting("good")).status is Status.OK
 
 
@@ -271,7 +245,7 @@ def test_when_the_warm_process_is_killed_its_trial_dies_and_the_next_has_a_new_o
     outcome = own_runner.run(acting("kill_parent", heard=str(heard)), on_progress=note)
     assert outcome.status is Status.INTERRUPTED
     assert len(notes["pids"]) == 4
-    assert gone(notes["pids"])
+    wait_until_gone(notes["pids"])
     assert own_runner.run(acting("good")).status is Status.OK
 
 
@@ -279,7 +253,7 @@ def test_a_warm_process_that_died_between_trials_is_replaced(own_runner):
     own_runner.run(acting("good"))
     before = own_runner.warm_pid
     os.kill(before, signal.SIGKILL)
-    assert gone([before])
+    wait_until_gone([before])
     assert own_runner.run(acting("good")).status is Status.OK
     assert own_runner.warm_pid != before
 
@@ -291,13 +265,13 @@ def test_a_warm_process_that_falls_silent_is_replaced(own_runner, monkeypatch, t
     def note(facts):
         notes.update(facts)
         heard.touch()
-        assert in_time(lambda: stopped(own_runner.warm_pid))
+        wait_for(lambda: state_of(own_runner.warm_pid) == "T")
         late.touch()
 
     outcome = own_runner.run(acting("stop_parent", heard=str(heard)), on_progress=note)
     assert outcome.status is Status.TIMEOUT
     late.unlink()
-    assert gone(notes["pids"])
+    wait_until_gone(notes["pids"])
     assert own_runner.run(acting("good")).status is Status.OK
 
 
@@ -308,26 +282,22 @@ def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
     assert runner.warm_pid is None
 
 
-def test_a_warm_process_that_cannot_start_leaves_its_last_words():
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("dies", r"(?s)code 9.*a library failed"), ("killed:{}", r"SIGKILL ended .* 2 times: ")],
+)
+def test_a_warm_process_that_cannot_start_leaves_its_last_words(model, said, tmp_path):
     with (
-        new_runner("dies") as runner,
-        pytest.raises(UnavailableError, match=r"(?s)code 9.*a library failed"),
+        new_runner(model.format(tmp_path)) as runner,
+        pytest.raises(UnavailableError, match=said),
     ):
         runner.run(acting("good"))
+    assert runner.warm_pid is None
 
 
 def test_a_warm_process_that_is_killed_while_it_imports_is_started_once_more(tmp_path):
     with new_runner(f"killed:{tmp_path / 'once'}") as runner:
         assert runner.run(acting("good")).status is Status.OK
-
-
-def test_a_warm_process_that_is_always_killed_ends_with_a_reason(tmp_path):
-    with (
-        new_runner(f"killed:{tmp_path}") as runner,
-        pytest.raises(UnavailableError, match=r"SIGKILL ended .* 2 times: "),
-    ):
-        runner.run(acting("good"))
-    assert runner.warm_pid is None
 
 
 @pytest.mark.parametrize("name", ["nowhere:NOTHING", "runner_bodies:NOTHING", "runner_bodies"])
@@ -463,7 +433,7 @@ def test_when_the_supervisor_is_killed_everything_it_started_ends(supervise):
     pids = first_pids(process)
     assert len(pids) == 5
     process.kill()
-    assert gone(pids)
+    wait_until_gone(pids)
 
 
 def test_a_supervisor_that_just_exits_leaves_nothing(supervise):
@@ -471,7 +441,7 @@ def test_a_supervisor_that_just_exits_leaves_nothing(supervise):
     pids = first_pids(process)
     output, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, errors
-    assert gone(pids)
+    wait_until_gone(pids)
     said = [json.loads(line) for line in output.splitlines()]
     assert said[-2]["status"] == "ok"
     assert {"torch": False} in said
@@ -483,7 +453,7 @@ def test_ctrl_c_reaches_the_supervisor_only(supervise, time_is_up):
     pids = first_pids(process)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.3)
-    assert all(map(alive, pids))
+    assert all(map(is_alive, pids))
     time_is_up()
     output, _ = process.communicate(timeout=LONG_S)
     assert json.loads(output.splitlines()[-2])["status"] == "timeout"
@@ -495,7 +465,7 @@ def test_ctrl_c_that_the_supervisor_hears_ends_the_trial(supervise):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=LONG_S)
     assert "KeyboardInterrupt" in errors
-    assert gone(pids)
+    wait_until_gone(pids)
 
 
 def test_only_marked_processes_are_ended():

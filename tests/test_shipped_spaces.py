@@ -1,7 +1,6 @@
 """Every space that ships: exact parameter counts, the right precision, and a result per GPU type.
 
-Reduced: models have two layers, and one or two configurations stand for a search. The whole
-searches are under results/.
+The searches of them are under results/.
 """
 
 from __future__ import annotations
@@ -142,9 +141,6 @@ def test_products_with_quantised_layers_are_in_fp16_where_there_is_no_bf16(name)
     assert not check_supported(configuration, turing)
     (problem,) = check_supported(configuration.replace(compute_dtype="bf16"), turing)
     assert "compute_dtype bf16" in problem.message
-
-
-# -- a search, reduced ----------------------------------------------------------------------
 
 
 # -- into the projects' own files -----------------------------------------------------------

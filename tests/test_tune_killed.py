@@ -6,20 +6,21 @@ own losses are in test_local_ray.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from shared_cases.tiny_model import CONFIG
+from waiting import wait_for
 
+from tuner.core.processes import marked
 from tuner.searches.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
@@ -87,15 +88,11 @@ class Search:
 
     def processes(self) -> dict[int, str]:
         """What lives of the search: the command lines by process id."""
-        wanted, found = f"{MARK}={self.mark}".encode(), {}
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if wanted in (path / "environ").read_bytes().split(b"\0"):
-                    text = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if text:  # a zombie has none
-                        found[int(path.name)] = text
-            except (OSError, UnicodeDecodeError):
-                continue  # it has ended meanwhile, or is another user's
+        found = {}
+        for pid in marked(f"{MARK}={self.mark}"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended meanwhile
+                text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found |= {pid: text} if text else {}  # a zombie has none
         return found
 
     def workers(self) -> list[int]:
@@ -106,13 +103,6 @@ class Search:
             if text.startswith("ray::")
             and any(word in text for word in ("TrialWorker", "./model on cpu", "#"))
         ]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -130,18 +120,18 @@ def test_a_search_that_is_killed_ends_as_one_that_was_not(tmp_path, calm, kind):
     broken = Search(tmp_path / "broken")
     process = broken.start()
     wanted = random.Random(7).randrange(1, TRIALS - 1)
-    wait_for(lambda: broken.ended() >= wanted or process.poll() is not None)
+    wait_for(lambda: broken.ended() >= wanted or process.poll() is not None, LONG_S)
     if kind == "driver":
         process.kill()
     else:
         found: list[int] = []  # a worker has this name only while it trains
-        wait_for(lambda: found.extend(broken.workers()) or bool(found))
+        wait_for(lambda: found.extend(broken.workers()) or bool(found), LONG_S)
         os.kill(found[0], signal.SIGKILL)
     before = broken.ended()
     assert process.wait(LONG_S) == (-signal.SIGKILL if kind == "driver" else 0), broken.said()
     assert "Traceback" not in broken.said() or kind == "driver"
     # Ray's dashboard agent tries for a minute to send its last logs to a store that has gone too.
-    wait_for(lambda: not broken.processes())
+    wait_for(lambda: not broken.processes(), LONG_S)
     assert len(broken.tried()) >= before
     assert broken.start().wait(LONG_S) == 0, broken.said()
     assert broken.tried() == calm.tried()

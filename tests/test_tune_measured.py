@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from device_fakes import A6000, H200, measured, measurement_of, pretend
-from tune_fakes import GPU, FakeSpace, outcome_of, record_of, request_of
+from device_fakes import A6000, H200, measured, pretend
+from tune_fakes import GPU, FakeSpace, MeasuredFakes, record_of, request_of
 
 from tuner.core.errors import UnavailableError
-from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
-from tuner.searches.ray.driver import search
-from tuner.searches.request import SearchOutcome, SearchRequest, TrialDevice
+from tuner.core.records import Outcome, Status, TrialRecord
+from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.space.gpus import get_gpu
-from tuner.trial.base import PLAIN, Instructions
 from tuner.trial.factories import VerifiedFactory
 
 BENCH = TrialDevice("Testium 9")
@@ -26,60 +20,11 @@ SPACE = FakeSpace()
 CONFIGURATIONS = list(SPACE.configurations())
 
 
-def request(factory=None, **changes) -> SearchRequest:
-    values = {"space": SPACE, "gpu": GPU, "runner_factory": factory or MeasuredFakes(),
+def request(**changes) -> SearchRequest:
+    values = {"space": SPACE, "gpu": GPU, "runner_factory": MeasuredFakes(),
               "searcher": "tpe", "versions": {"tuner": "1"}, "trial_device": BENCH,
               "margin_bytes": 7}  # fmt: skip
     return request_of(**{**values, **changes})
-
-
-@dataclass(frozen=True)
-class MeasuredFakes:
-    """Measures what `outcome_of` predicts; leaves a file in `log` when it is closed."""
-
-    log: Path | None = None
-
-    source = Source.MEASURED
-
-    def __call__(self) -> MeasuredFakes:
-        return self
-
-    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
-        prediction = outcome_of(configuration).prediction
-        assert prediction is not None
-        return Outcome(Status.OK, measurement=measurement_of(prediction, device="Testium 9"))
-
-    def close(self) -> None:
-        if self.log is not None:
-            (self.log / f"closed-{os.getpid()}").touch()
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """Workers unpickle the runner factory, and so import this module."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-
-
-def run(factory: MeasuredFakes, **changes) -> SearchOutcome:
-    return search(request(factory, trials=6, workers=1, **changes))
-
-
-@pytest.mark.slow
-def test_record_has_device_margin_and_the_prediction_of_before(tmp_path):
-    predictions = {c.key: p for c in CONFIGURATIONS if (p := outcome_of(c).prediction)}
-    trial_device = TrialDevice("Testium 9", memory_limit_bytes=99)
-    result = run(MeasuredFakes(tmp_path), predictions=predictions, trial_device=trial_device)
-    assert len(result.records) == 6
-    for record in result.records:
-        assert (record.device, record.memory_limit_bytes, record.margin_bytes) == (
-            "Testium 9",
-            99,
-            7,
-        )
-        assert record.outcome.prediction == predictions[record.configuration.key]
-        assert record.outcome.measurement is not None
-        assert record.outcome.evidence is record.outcome.measurement
-    assert list(tmp_path.glob("closed-*"))
 
 
 class TestKnown:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from device_fakes import measured, measurement_of
-from tune_fakes import GPU, FakeSpace, outcome_of, record_of, request_of
+from tune_fakes import GPU, FakeSpace, drive, outcome_of, record_of, request_of, state_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.candidates import Candidates
@@ -21,7 +21,7 @@ from tuner.searches.journal import latest
 from tuner.searches.objectives import objectives_of
 from tuner.searches.proposer import Proposer
 from tuner.searches.ranking import MOST_RUNS, Ranking, give_up_rule, near_tie, to_verify
-from tuner.searches.ray.driver import proposer_of, search
+from tuner.searches.ray.driver import search
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.state import SearchState
 from tuner.searches.strategies import Knowledge
@@ -172,37 +172,22 @@ class Verifying:
         )
 
 
-def state_of(**changes) -> SearchState:
-    asked = request(**changes)
-    candidates = Candidates(list(SPACE.configurations()), tuple(SPACE.knobs))
-    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.options.trials)
-    return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
-
-
-def drive(state: SearchState, runner: Verifying) -> None:
-    number = 0
-    while (configuration := state.propose(f"t{number}")) is not None:
-        state.start(f"t{number}")
-        state.end(f"t{number}", runner.run(configuration, state.instructions(f"t{number}")))
-        number += 1
-
-
 def test_a_search_ends_with_a_verification_and_takes_the_next_best_where_it_fails():
-    plain = state_of()
-    drive(plain, Verifying())
+    plain = state_of(request())
+    drive(plain, Verifying().run)
     assert len(plain.records) == 6
     fitting = sorted((r for r in plain.records if r.fits), key=lambda r: (
         r.outcome.measurement.speed.samples_per_s))  # fmt: skip
     best, second = fitting[-1].configuration, fitting[-2].configuration
-    state = state_of(verify=True)
-    drive(state, Verifying(fails=best.key))
+    state = state_of(request(verify=True))
+    drive(state, Verifying(fails=best.key).run)
     assert [r.configuration for r in state.records[:6]] == [r.configuration for r in plain.records]
     first_try, passed = state.records[6:]
     assert (first_try.configuration, first_try.verified) == (best, False)
     assert (passed.configuration, passed.verified) == (second, True)
     assert max((r for r in latest(state.records) if r.fits), key=lambda r: (
         r.outcome.measurement.speed.samples_per_s)).verified  # fmt: skip
-    again = state_of(verify=True, resume=state.records, run_id="again")
+    again = state_of(request(verify=True, resume=state.records, run_id="again"))
     again.reuse()
     assert again.finished
     assert again.reused == 8
@@ -220,7 +205,7 @@ def test_a_search_verifies_in_its_workers(monkeypatch):
 
 
 def test_near_ties_are_repeated_in_the_last_tenth_of_the_budget():
-    state = state_of(trials=20)
+    state = state_of(request(trials=20))
 
     class Noisy(Verifying):
         def run(self, configuration, instructions=PLAIN):
@@ -233,7 +218,7 @@ def test_near_ties_are_repeated_in_the_last_tenth_of_the_budget():
             )
             return dataclasses.replace(found, measurement=wide)
 
-    drive(state, Noisy())
+    drive(state, Noisy().run)
     assert len(state.records) == 20
     first = [r.configuration for r in state.records[:18]]
     assert len(set(first)) == 18
@@ -282,8 +267,7 @@ class TestOtherObjectives:
     def test_nothing_is_given_up_for_being_slow(self):
         predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
         asked = request(searcher="guided", predictions=predictions, objectives=self.OBJECTIVES)
-        adapter = proposer_of(asked)
-        state = SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
+        state = state_of(asked)
         for number in range(3):
             assert state.propose(str(number)) is not None
             rule = state.instructions(str(number)).give_up

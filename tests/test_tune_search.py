@@ -9,18 +9,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from device_fakes import measurement_of
-from tune_fakes import GPU, SMALL_SPACE, FakeFactory, FakeSpace, outcome_of, request_of
+from tune_fakes import (
+    GPU,
+    SMALL_SPACE,
+    FakeFactory,
+    FakeSpace,
+    MeasuredFakes,
+    outcome_of,
+    request_of,
+)
+from tune_fakes import state_of as search_without_ray
+from waiting import wait_for
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Source, Status, TrialRecord
-from tuner.searches.candidates import Candidates
 from tuner.searches.open_trials import RETRIES_OF_A_LOST_NODE, STARTS_OF_A_TRIAL
-from tuner.searches.proposer import Proposer
 from tuner.searches.ray.driver import search
 from tuner.searches.request import SearchOutcome, SearchRequest, StoppedBy, TrialDevice
 from tuner.searches.state import SearchState
@@ -116,6 +123,26 @@ class TestSearch:
         )
         assert capfd.readouterr() == ("", "")
 
+    @pytest.mark.slow
+    def test_record_has_device_margin_and_the_prediction_of_before(self, tmp_path):
+        predictions = {c.key: outcome_of(c).prediction for c in SPACE.configurations()}
+        trial_device = TrialDevice("Testium 9", memory_limit_bytes=99)
+        result, _ = run(
+            MeasuredFakes(tmp_path), trials=6, workers=1, margin_bytes=7,
+            predictions=predictions, trial_device=trial_device,
+        )  # fmt: skip
+        assert len(result.records) == 6
+        for record in result.records:
+            assert (record.device, record.memory_limit_bytes, record.margin_bytes) == (
+                "Testium 9",
+                99,
+                7,
+            )
+            assert record.outcome.prediction == predictions[record.configuration.key]
+            assert record.outcome.measurement is not None
+            assert record.outcome.evidence is record.outcome.measurement
+        assert list(tmp_path.glob("closed-*"))
+
     @pytest.mark.proof
     def test_workers_are_reused_and_take_one_thread(self, tmp_path):
         _, journal = run(FakeFactory(log=tmp_path), trials=16)
@@ -152,10 +179,7 @@ class TestSearch:
 
 
 def state_of(**changes) -> SearchState:
-    asked = request(run_id="r", **changes)
-    candidates = Candidates(list(asked.space.configurations()), tuple(asked.space.knobs))
-    adapter = Proposer(candidates, sampler="random", seed=0, trials=asked.options.trials)
-    return SearchState(asked, adapter, on_record=lambda r: None, on_progress=lambda p: None)
+    return search_without_ray(request(run_id="r", **{"searcher": "random", **changes}))
 
 
 def lose(state: SearchState, name: str, message: str, **how) -> None:
@@ -343,13 +367,6 @@ def start_search():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def wait_for(condition, timeout_s: float = 300) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def session_ids(session: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from encoder_samples import losses
 from estimate_samples import SEVEN_LINEARS, SIZES, configuration, tiny_config, traced
 
 from tuner.core.errors import InputError
@@ -47,16 +48,6 @@ def opened(model_config: Any, **values: Any) -> Any:
     )
 
 
-def losses(session: Any, steps: int) -> list[float]:
-    for group in session.optimizer.param_groups:
-        group["lr"] = 3e-3
-    found = []
-    for _ in range(steps):
-        session.optimizer_step(1)
-        found.append(float(session.loss))
-    return found
-
-
 def names(session: Any, *, with_gradient: bool) -> set[str]:
     """Trainable parameters that one pass gives a gradient, or those that it does not."""
     session.micro_step(0)
@@ -89,7 +80,7 @@ def test_adapters_of_the_tower_are_counted_and_have_no_gradient():
 def test_it_learns_two_examples_and_trace_and_session_count_the_same(precision, optimizer):
     values = {"precision": precision, "optimizer": optimizer, "mixed_precision": "no"}
     session = opened(tiny_gemma3(), **values)
-    found = losses(session, 8)
+    found = losses(session, steps=8)
     assert min(found[4:]) < found[0] or optimizer == "sgd"
     trace = traced(tiny_gemma3(), **values)
     assert (trace.trainable_params, trace.total_params) == (
@@ -123,7 +114,7 @@ def test_whole_modules_are_copied_trained_and_counted(saved):
     whole = {name for name in trained if "lora_" not in name}
     assert {name.split(".modules_to_save.")[0].rpartition(".")[2] for name in whole} == set(saved)
     assert not names(session, with_gradient=False)
-    assert losses(session, 8)[-1] < losses(plain, 8)[-1]
+    assert losses(session, steps=8)[-1] < losses(plain, steps=8)[-1]
 
 
 @pytest.mark.parametrize(

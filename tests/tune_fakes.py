@@ -7,10 +7,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+
+from device_fakes import measurement_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.nvml import DeviceLostError
@@ -29,7 +31,9 @@ from tuner.core.records import (
 )
 from tuner.core.units import GIB
 from tuner.searches.options import SearchOptions
+from tuner.searches.progress import Progress
 from tuner.searches.request import SearchRequest
+from tuner.searches.state import SearchState
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import PLAIN, Instructions
 
@@ -189,6 +193,52 @@ class FakeFactory:
         if self.unavailable:
             raise UnavailableError("no torch on this worker", hint="install it")
         return FakeRunner(self)
+
+
+@dataclass(frozen=True)
+class MeasuredFakes:
+    """Measures what `outcome_of` predicts; leaves a file in `log` when it is closed."""
+
+    log: Path | None = None
+
+    source = Source.MEASURED
+
+    def __call__(self) -> MeasuredFakes:
+        return self
+
+    def run(self, configuration: Configuration, instructions: Instructions = PLAIN) -> Outcome:
+        prediction = outcome_of(configuration).prediction
+        assert prediction is not None
+        return Outcome(Status.OK, measurement=measurement_of(prediction, device="Testium 9"))
+
+    def close(self) -> None:
+        if self.log is not None:
+            (self.log / f"closed-{os.getpid()}").touch()
+
+
+def state_of(
+    asked: SearchRequest,
+    *,
+    on_record: Callable[[TrialRecord], None] = lambda record: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> SearchState:
+    """A search without Ray."""
+    from tuner.searches.ray.driver import proposer_of
+
+    return SearchState(asked, proposer_of(asked), on_record=on_record, on_progress=on_progress)
+
+
+def drive(
+    state: SearchState, run: Callable[[Configuration, Instructions], Outcome]
+) -> list[Configuration]:
+    """Run the trials of a search one after another; returns what was tried."""
+    tried: list[Configuration] = []
+    while (configuration := state.propose(name := f"t{len(tried)}")) is not None:
+        state.start(name)
+        state.end(name, run(configuration, state.instructions(name)))
+        tried.append(configuration)
+        assert len(tried) < 5000, "it goes on and on"
+    return tried
 
 
 def record_of(

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from results_samples import GPU, make_memory, make_record, make_speed
+from results_samples import GPU, make_measurement, make_memory, make_record, make_speed
 
 from tuner.core.records import (
     Exhausted,
-    Measurement,
     MemoryBudget,
     Outcome,
     Prediction,
@@ -57,14 +56,11 @@ def trial(
     prediction = prediction or predicted(10 + number)
     measurement = None
     if memory is not None:
-        measurement = Measurement(
+        measurement = make_measurement(
+            prediction,
+            device=GPU.name,
             memory=make_memory(round(prediction.memory.device_bytes * memory)),
             speed=make_speed(prediction.speed.tokens_per_s / slowness),
-            trainable_params=1,
-            total_params=2,
-            device=GPU.name,
-            steps=5,
-            loss_finite=True,
         )
     outcome = Outcome(status, prediction, measurement, requested_bytes=requested)
     record = make_record(settings={"micro_batch": number}, **fields)

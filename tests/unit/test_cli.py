@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_samples import make_trial, write_samples
+from cli_samples import contents, make_trial, write_samples
 from hypothesis import given
 from hypothesis import strategies as st
+from test_architecture import HEAVY
 
 from tuner.app.cli.main import COMMANDS, run
 from tuner.core.units import significant
@@ -46,14 +47,6 @@ def journal(folder):
     return trials
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and "__pycache__" not in p.parts
-    }
-
-
 def as_json(capsys, *arguments: str):
     assert run([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
@@ -78,12 +71,15 @@ class TestQuickCommands:
         ]
         code = (
             "import contextlib, io, json, sys\n"
-            "from tuner.app.cli.main import run\n"
+            "from tuner.app.cli.main import main\n"
             "for arguments in json.loads(sys.argv[1]):\n"
+            "    sys.argv = ['tuner', *arguments]\n"
             "    with contextlib.redirect_stdout(io.StringIO()) as printed:\n"
-            "        code = run(arguments)\n"
-            "    heavy = {'torch', 'ray', 'optuna', 'transformers', 'peft', 'matplotlib', 'plotly',"
-            " 'pandas', 'numpy'} & set(sys.modules)\n"
+            "        try:\n"
+            "            main()\n"
+            "        except SystemExit as end:\n"
+            "            code = end.code or 0\n"
+            f"    heavy = {set(HEAVY)!r} & set(sys.modules)\n"
             "    assert not heavy, (arguments, heavy)\n"
             "    assert code in (0, 2), (arguments, code)\n"
             "    assert printed.getvalue() or arguments[-1] == 'run1', arguments  # is ambiguous\n"
@@ -246,7 +242,7 @@ class TestBadInput:
     @pytest.mark.parametrize("case", BAD_INPUT)
     def test_one_message_with_the_value_and_what_is_meant(self, folder, capfd, case):
         arguments, expected = BAD_INPUT[case]
-        before = files(folder)
+        before = contents(folder)
         assert run(arguments) == 2
         captured = capfd.readouterr()
         assert captured.out == ""
@@ -255,7 +251,7 @@ class TestBadInput:
         assert "Traceback" not in message
         for text in expected:
             assert text in message
-        assert files(folder) == before
+        assert contents(folder) == before
         assert not (folder / "results").exists()
 
     def test_bugs_keep_their_traceback(self, folder, monkeypatch):

@@ -8,17 +8,12 @@ import shlex
 
 import click
 import pytest
+from cli_samples import command_of
 
 from tuner.app.cli.main import COMMANDS, cli, run
 
 LINES = {"search": 50, "": 54, "trial": 44, "check": 46}
 """More than a screen of 40 lines only where there is most to say."""
-
-
-def command_of(name: str) -> click.Command:
-    found = cli.get_command(click.Context(cli), name)
-    assert found is not None
-    return found
 
 
 SHOWN = ["", *COMMANDS]

@@ -5,34 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from encoder_samples import TINY_ROBERTA
+from encoder_samples import PHASES, TINY_ROBERTA
 
 from tuner.app.cli.main import run
 from tuner.predict import cache
-
-SPACE = """\
-name: phases
-workload: multitask
-model: ./tiny-encoder
-knobs: {micro_batch: [2, 4]}
-fixed:
-  effective_batch: 4
-  backbone: frozen
-  max_length: 32
-  generation_tasks: [summary]
-  target_length: 16
-stages:
-  - {name: first, set: {phase: adapters, trained_tasks: [summary]}, examples: 100}
-  - {name: second, set: {phase: joint}, examples: 50, epochs: 4}
-"""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
-    TINY_ROBERTA.save_pretrained("tiny-encoder")
-    (tmp_path / "phases.yaml").write_text(SPACE)
+    TINY_ROBERTA.save_pretrained("tiny-roberta")
+    (tmp_path / "phases.yaml").write_text(PHASES)
     return tmp_path
 
 

@@ -1,7 +1,6 @@
 """The emulator runs inside of other people's environments, which have PyTorch and little else."""
 
-import subprocess
-import sys
+from started import run_python
 
 _OURS = ("yaml", "click", "ray", "optuna", "rich", "pydantic", "transformers", "peft", "pynvml")
 """What `tuner` has installed, and the environment of a program need not have."""
@@ -24,7 +23,5 @@ print("all imported")
 
 
 def test_what_runs_in_a_program_needs_nothing_but_pytorch_and_numpy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", _PROGRAM)
     assert done.stdout == "all imported\n", done.stderr

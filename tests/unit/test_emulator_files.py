@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from started import run_python
 
 from tuner.emulator.build import SOURCES
 from tuner.emulator.toolchain import find_compiler
@@ -176,10 +177,7 @@ def run(
             "TMPDIR": str(scratch / "tmp"),
             "HOME": str(folder),
         } | ({} if held else {"TUNER_FILES_HELD": "0"})
-        done = subprocess.run(
-            [sys.executable, "-c", HEAD + before + WAYS.get(way, way)],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run_python("-c", HEAD + before + WAYS.get(way, way), cwd=folder, env=environment)
         assert state(folder) == there
         assert done.returncode == 0, done.stderr
         return done

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from device_fakes import measurement_of
+from tune_fakes import record_of
 
 from tuner.app.cli.main import run
 from tuner.app.estimate import Estimate, corrected, estimate_configuration, one_configuration
-from tuner.core.records import Measurement, Outcome, Status, TrialRecord
+from tuner.core.records import Outcome, Status, TrialRecord
 from tuner.searches.journal import JournalWriter
 from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
@@ -28,21 +30,12 @@ def predicted() -> Estimate:
 def ran(predicted: Estimate, number: int, **fields: object) -> TrialRecord:
     """A trial that took more memory and time than it was predicted to take."""
     found = predicted.prediction
-    memory = replace(found.memory, device_bytes=round(found.memory.device_bytes * LARGER))
     speed = replace(found.speed, step_s=found.speed.step_s * SLOWER)
-    measurement = Measurement(
-        memory=memory, speed=speed, trainable_params=1, total_params=2, device=A6000.name,
-        steps=5, loss_finite=True,
-    )  # fmt: skip
-    record = TrialRecord(
-        trial_id=f"t-{number}", space=predicted.space.name, gpu=A6000.id,
-        gpu_memory_bytes=A6000.memory_bytes,
-        configuration=predicted.configuration.replace(seed=number),
-        outcome=Outcome(Status.OK, prediction=found, measurement=measurement),
-        seed=0, started_at="2026-11-22T10:00:00+00:00", versions={}, searcher="guided",
-        device=A6000.name,
-    )  # fmt: skip
-    return replace(record, **fields)
+    took = measurement_of(found, device=A6000.name, factor=LARGER)
+    outcome = Outcome(Status.OK, prediction=found, measurement=replace(took, speed=speed))
+    configuration = predicted.configuration.replace(seed=number)
+    record = record_of(configuration, outcome, space=predicted.space.name, gpu=A6000)
+    return replace(record, **{"trial_id": f"t-{number}", "device": A6000.name, **fields})
 
 
 def write(root: Path, *records: TrialRecord) -> Path:

@@ -13,13 +13,12 @@ import pytest
 from results_samples import GPU as SAMPLE_GPU
 from results_samples import SPACE as SAMPLE_SPACE
 from results_samples import make_record, write_all
-from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, request_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, drive, outcome_of, request_of, state_of
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.terminal.progress import progress_line
 from tuner.searches.journal import JournalWriter, read_journal
-from tuner.searches.ray.driver import proposer_of
 from tuner.searches.request import SearchRequest, StoppedBy
 from tuner.searches.state import SearchState
 from tuner.searches.store import ResultsFolder
@@ -59,20 +58,12 @@ def out_of_memory() -> Outcome:
     )  # fmt: skip
 
 
-def drive(asked: SearchRequest, outcome, most: int = 3 * COUNT) -> tuple[SearchState, list]:
-    """Run the trials of a search one after another, without Ray."""
+def driven(asked: SearchRequest, outcome) -> tuple[SearchState, list]:
+    """A search without Ray that has ended, and its progress."""
     records, moments = [], []
-    state = SearchState(
-        asked, proposer_of(asked), on_record=records.append, on_progress=moments.append
-    )
-    for number in range(most):
-        name = str(number)
-        configuration = state.propose(name)
-        if configuration is None:
-            break
-        state.start(name)
-        state.end(name, outcome(configuration))
-    assert state.stopped_by is not None, "it goes on and on"
+    state = state_of(asked, on_record=records.append, on_progress=moments.append)
+    drive(state, lambda configuration, _: outcome(configuration))
+    assert state.stopped_by is not None
     assert records == state.records
     return state, moments
 
@@ -83,7 +74,7 @@ class TestOutOfMemoryWithoutEnd:
     @pytest.mark.parametrize("searcher", ["random", "tpe"])
     def test_each_is_an_outcome_and_the_search_ends(self, searcher):
         count = COUNT if searcher == "random" else 60  # a sampler that learns takes longer
-        state, moments = drive(request(searcher=searcher, trials=count), lambda c: out_of_memory())
+        state, moments = driven(request(searcher=searcher, trials=count), lambda c: out_of_memory())
         assert state.stopped_by in (StoppedBy.BUDGET, StoppedBy.NOTHING_LEFT)
         assert {record.outcome.status for record in state.records} == {Status.OOM}
         keys = [record.configuration.key for record in state.records]
@@ -99,7 +90,7 @@ class TestOutOfMemoryWithoutEnd:
             for c in WIDE.configurations()
         }
         asked = request(searcher="guided", predictions=predictions, workload="causal_lm")
-        state, _ = drive(asked, lambda c: out_of_memory())
+        state, _ = driven(asked, lambda c: out_of_memory())
         assert state.stopped_by in (StoppedBy.NOTHING_LEFT, StoppedBy.EXHAUSTED)
         assert len(state.records) < COUNT / 4
 
@@ -132,9 +123,9 @@ class JumpingClock(datetime):
 class TestClock:
     def test_a_wall_clock_that_jumps_changes_nothing_but_stamps(self, monkeypatch, tmp_path):
         asked = request(trials=40, time_limit_s=3600.0)
-        calm, _ = drive(asked, outcome_of)
+        calm, _ = driven(asked, outcome_of)
         monkeypatch.setattr("tuner.core.records.trial.datetime", JumpingClock)
-        jumped, moments = drive(asked, outcome_of)
+        jumped, moments = driven(asked, outcome_of)
         assert jumped.stopped_by is calm.stopped_by is StoppedBy.BUDGET
         assert [r.configuration for r in jumped.records] == [r.configuration for r in calm.records]
         stamps = [record.started_at for record in jumped.records]
@@ -145,10 +136,7 @@ class TestClock:
                 writer.append(record)
         known = read_journal(tmp_path / "trials.jsonl").records
         assert list(known) == jumped.records
-        resumed = SearchState(
-            dataclasses.replace(asked, resume=known, run_id="again"), proposer_of(asked),
-            on_record=lambda r: None, on_progress=lambda p: None,
-        )  # fmt: skip
+        resumed = state_of(dataclasses.replace(asked, resume=known, run_id="again"))
         resumed.reuse()
         assert resumed.reused == 40
         assert resumed.stopped_by is StoppedBy.BUDGET
@@ -157,6 +145,6 @@ class TestClock:
         seconds = itertools.count(100.0, 10.0)
         monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
         monkeypatch.setattr(time, "time", lambda: 0.0)
-        state, _ = drive(request(time_limit_s=600.0), outcome_of)
+        state, _ = driven(request(time_limit_s=600.0), outcome_of)
         assert state.stopped_by is StoppedBy.TIME_LIMIT
         assert 0 < len(state.records) < 60

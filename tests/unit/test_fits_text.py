@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from results_samples import make_prediction
 
 from tuner.app import checking
-from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
+from tuner.core.records import MemoryBudget, Prediction
 from tuner.report.terminal.evidence import verdict_text
 from tuner.report.terminal.verdict import difference_lines
 
@@ -17,16 +18,8 @@ BUDGET = MemoryBudget(24 * GIB, GIB)
 
 
 def prediction(high_bytes: int) -> Prediction:
-    memory = Memory(
-        peak_allocated_bytes=20 * GIB, peak_reserved_bytes=21 * GIB, device_bytes=22 * GIB,
-        loaded_bytes=10 * GIB, phase_peak_bytes={}, peak_phase="backward", breakdown={},
-    )  # fmt: skip
-    speed = Speed(step_s=1.0, it_per_s=1.0, samples_per_s=1.0, tokens_per_s=1.0, mfu=None)
-    return Prediction(
-        budget=BUDGET, memory=memory, speed=speed,
-        trainable_params=1, total_params=1, gpu="rtx4090", method="",
-        intervals={"device_bytes": (20.0 * GIB, float(high_bytes))},
-    )  # fmt: skip
+    intervals = {"device_bytes": (20.0 * GIB, float(high_bytes))}
+    return make_prediction(22 * GIB, budget=BUDGET, intervals=intervals)
 
 
 @pytest.mark.parametrize(("high", "words"), [(25, "tight (likely fits)"), (23, "fits")])

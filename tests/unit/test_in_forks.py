@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from types import FrameType
 
-import psutil
 import pytest
+from waiting import wait_for, wait_until_gone
 
 from tuner.core.errors import UnavailableError
 from tuner.predict.compiling import in_forks
 
-LONG_S = 60.0
 FOREVER_S = 20.0
 
 
@@ -31,11 +30,8 @@ def compute(folder: Path, item: int) -> int:
 
 def begun(folder: Path) -> list[int]:
     """The two processes, once both compute."""
-    until = time.monotonic() + LONG_S
-    while len(pids := [int(path.name) for path in folder.iterdir()]) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return pids
+    wait_for(lambda: len(list(folder.iterdir())) == 2)
+    return [int(path.name) for path in folder.iterdir()]
 
 
 def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
@@ -79,34 +75,22 @@ def test_a_killed_process_is_said() -> None:
         list(in_forks(end_itself, items, None, workers=2, traces=False))
 
 
-def is_zombie(pid: int) -> bool:
-    """Where nobody reaps orphans, they stay as zombies."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 PARENT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[2:]
 from test_in_forks import compute
 from tuner.predict.compiling import in_forks
-folder = Path(sys.argv[2])
+folder = Path(sys.argv[1])
 list(in_forks(compute, [1, 2], folder, workers=2, traces=False))
 """
 
 
 def test_they_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, here, str(tmp_path)])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), *sys.path])
     try:
         pids = begun(tmp_path)
     finally:
         parent.kill()
         parent.wait()
-    until = time.monotonic() + LONG_S
-    while any(psutil.pid_exists(pid) and not is_zombie(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until_gone(pids)

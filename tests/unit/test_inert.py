@@ -7,9 +7,9 @@ from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
-from results_samples import make_memory, make_speed
+from results_samples import make_prediction
 
-from tuner.core.records import Configuration, MemoryBudget, Prediction
+from tuner.core.records import Configuration
 from tuner.core.units import GIB
 from tuner.predict.candidates import InertKnob, inert_knobs
 
@@ -25,20 +25,8 @@ ALL = [
 ]
 
 
-def prediction(device_bytes: float, step_s: float) -> Prediction:
-    return Prediction(
-        budget=MemoryBudget(48 * GIB, 0),
-        memory=make_memory(round(device_bytes)),
-        speed=make_speed(1000 / step_s, sample_tokens=1000),
-        trainable_params=1,
-        total_params=2,
-        gpu="a6000",
-        method="made up",
-    )
-
-
 def found(device_bytes: Callable[[Configuration], float], chosen=ALL) -> list[InertKnob]:
-    predictions = [prediction(device_bytes(c) * GIB, 1.0) for c in chosen]
+    predictions = [make_prediction(round(device_bytes(c) * GIB)) for c in chosen]
     return inert_knobs(chosen, predictions, tuple(KNOBS))
 
 

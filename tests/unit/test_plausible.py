@@ -28,22 +28,15 @@ def write_journal(folder, *records):
             writer.append(record)
 
 
+def with_prediction(record, **changes):
+    changed = dataclasses.replace(record.outcome.prediction, **changes)
+    outcome = dataclasses.replace(record.outcome, prediction=changed)
+    return dataclasses.replace(record, outcome=outcome)
+
+
 def with_speed(record, **changes):
-    prediction = record.outcome.prediction
-    changed = dataclasses.replace(
-        prediction, speed=dataclasses.replace(prediction.speed, **changes)
-    )
-    return dataclasses.replace(
-        record, outcome=dataclasses.replace(record.outcome, prediction=changed)
-    )
-
-
-def with_interval(record, **ends):
-    prediction = record.outcome.prediction
-    changed = dataclasses.replace(prediction, intervals={**prediction.intervals, **ends})
-    return dataclasses.replace(
-        record, outcome=dataclasses.replace(record.outcome, prediction=changed)
-    )
+    speed = record.outcome.prediction.speed
+    return with_prediction(record, speed=dataclasses.replace(speed, **changes))
 
 
 def with_value(record, **values):
@@ -55,7 +48,7 @@ BAD = {
     "no samples": lambda r: with_speed(r, samples_per_s=0.0),
     "step": lambda r: with_speed(r, step_s=5e-324),
     "tokens": lambda r: with_speed(r, tokens_per_s=1e29),
-    "interval": lambda r: with_interval(r, step_s=(8.0, -0.0)),
+    "interval": lambda r: with_prediction(r, intervals={"step_s": (8.0, -0.0)}),
     "huge": lambda r: with_value(r, micro_batch=1e300),
     "word": lambda r: with_value(r, micro_batch="x' + __import__('os')"),
     "half": lambda r: with_value(r, micro_batch=2.5),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_bodies import measurement
+from tune_fakes import record_of
 
 from tuner.core.errors import InputError
 from tuner.core.outcome import (
@@ -303,27 +304,12 @@ def test_every_ending_has_an_outcome_that_the_journal_can_hold(
     assert (outcome.exhausted is not None) == (outcome.status is Status.OOM)
     assert len(outcome.message) <= MESSAGE_CHARS + 200
     assert outcome.phase in (None, "load")
-    record = recorded(outcome)
+    record = record_of(Configuration({"a": 1}), outcome)
     assert TrialRecord.from_dict(record.to_dict()).outcome == outcome
 
 
-def recorded(outcome: Outcome) -> TrialRecord:
-    return TrialRecord(
-        trial_id="t",
-        space="s",
-        gpu="cpu",
-        gpu_memory_bytes=1,
-        configuration=Configuration({"a": 1}),
-        outcome=outcome,
-        seed=0,
-        started_at="2026-01-01T00:00:00Z",
-        versions={},
-        searcher="tpe",
-    )
-
-
 def test_journals_from_before_have_no_such_field():
-    record = recorded(Outcome(Status.OOM, requested_bytes=5)).to_dict()
+    record = record_of(Configuration({"a": 1}), Outcome(Status.OOM, requested_bytes=5)).to_dict()
     del record["exhausted"]
     outcome = TrialRecord.from_dict(record).outcome
     assert outcome.exhausted is None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from started import run_python
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tuner.emulator.inside import row_sizes as reading
@@ -261,7 +260,5 @@ print(file.st_size > 4e6, file.st_blocks * 512 < 1e6)
 
 
 def test_a_saved_checkpoint_has_its_size_and_takes_no_disk(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SAVED], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    ran = run_python("-c", SAVED, cwd=tmp_path)
     assert ran.stdout.splitlines() == ["torch.Size([1000, 1000])", "True True"], ran.stderr

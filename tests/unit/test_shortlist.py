@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from results_samples import make_prediction
 
-from tuner.core.records import Configuration, Memory, MemoryBudget, Prediction, Speed
+from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.predict.candidates import NEAR_LIMIT, shortlist
 
 LIMIT, MARGIN = 1000, 30
@@ -15,16 +16,8 @@ spaces = st.lists(pairs, max_size=40)
 
 
 def predicted(speed: float, device_bytes: int) -> Prediction:
-    memory = Memory(device_bytes, device_bytes, device_bytes, 1, {}, "backward", {})
-    return Prediction(
-        budget=MemoryBudget(LIMIT, MARGIN),
-        memory=memory,
-        speed=Speed(1.0, 1.0, float(speed), 512.0 * speed, None),
-        trainable_params=1,
-        total_params=1,
-        gpu="a6000",
-        method="made up",
-    )
+    budget = MemoryBudget(LIMIT, MARGIN)
+    return make_prediction(device_bytes, 512.0 * speed, sample_tokens=512, budget=budget)
 
 
 def space(rows: list[tuple[int, int]]) -> tuple[list[Configuration], list[Prediction]]:

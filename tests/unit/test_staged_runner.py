@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
+from results_samples import make_measurement
 from test_stages import prediction
+from tune_fakes import record_of as known
 
-from tuner.core.records import Measurement, Outcome, Source, Status, TrialRecord
+from tuner.core.records import Outcome, Source, Status, TrialRecord
 from tuner.cost.calibrate import multiplied, observations_of, uncorrected
 from tuner.predict.stages import combine, hardest_first
 from tuner.searches.strategies import score
 from tuner.space import configure, load_space
+from tuner.space.gpus import get_gpu
 from tuner.trial.base import PLAIN, GiveUp, Instructions
 from tuner.trial.staged import StagedRunner
 
@@ -117,20 +120,9 @@ def test_one_stage_tells_a_sampler_of_all_and_calibration_of_memory_only():
 
 
 def record_of(outcome):
-    return TrialRecord(
-        trial_id="x-000",
-        space=SPACE.name,
-        gpu="t4",
-        gpu_memory_bytes=16 * GIB,
-        configuration=configure(SPACE),
-        outcome=outcome,
-        seed=0,
-        started_at="2026-01-01T00:00:00+00:00",
-        versions={},
-        searcher="guided",
-        device="a device",
-        margin_bytes=2 * GIB,
-    )
+    record = known(configure(SPACE), outcome, space=SPACE.name, gpu=get_gpu("t4"))
+    more = {"gpu_memory_bytes": 16 * GIB, "device": "a device", "margin_bytes": 2 * GIB}
+    return dataclasses.replace(record, **more)
 
 
 def test_a_trial_is_interrupted_between_two_stages_too():
@@ -179,13 +171,6 @@ def test_measurements_are_combined_too():
 
 
 def measurement(of):
-    return Measurement(
-        memory=of.memory,
-        speed=of.speed,
-        trainable_params=1,
-        total_params=2,
-        device="a device",
-        steps=3,
-        loss_finite=True,
-        samples_per_s_interval=(0.9 * of.speed.samples_per_s, 1.1 * of.speed.samples_per_s),
-    )
+    rate = of.speed.samples_per_s
+    interval = (0.9 * rate, 1.1 * rate)
+    return make_measurement(of, device="a device", samples_per_s_interval=interval)

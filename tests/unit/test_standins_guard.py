@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.started import run_python
 from tests.unit.test_emulator_files import HEAD, MODULES, NEEDS_PYTHON, WAYS, make_files, state
 
 ROOT = Path(__file__).parents[2]
@@ -226,11 +227,13 @@ def goes(template: Path) -> Iterator[Callable[..., Any]]:
                 "PYTHONPATH": str(ROOT),
                 "TMPDIR": made,
             }
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", DRIVER],
+            done = run_python(
+                "-P",
+                "-c",
+                DRIVER,
                 input=json.dumps({"ways": work, "modules": modules if owner else []}),
-                env=environment, text=True, capture_output=True, check=False,
-            )  # fmt: skip
+                env=environment,
+            )
             assert done.returncode == 0, done.stderr
             found = {}
             for (name, there), one in zip(before.items(), work, strict=True):
@@ -308,10 +311,7 @@ def test_time_and_memory_are_limited(tmp_path):
     )
 
     def run(seconds: float, way: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path), str(seconds), way],
-            cwd=ROOT, text=True, capture_output=True, check=False,
-        )  # fmt: skip
+        return run_python("-c", code, str(tmp_path), str(seconds), way, cwd=ROOT)
 
     began = time.monotonic()
     kind, where = json.loads(run(0.3, "\nwhile True:\n    pass").stdout)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from cli_samples import make_trial, write_samples
+from started import run_python
 
 from tuner.app.cli.main import run
 from tuner.report.terminal.render import is_interactive, wrapped
@@ -80,10 +81,7 @@ def screen(text: str) -> list[str]:
 
 
 def in_pipe(*arguments: str, **more: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False,
-        env=environment(**more), timeout=300,
-    )  # fmt: skip
+    done = run_python(*arguments, env=environment(**more), timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

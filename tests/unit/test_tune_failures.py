@@ -6,14 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tune_fakes import GPU, FakeFactory, FakeSpace, outcome_of, request_of
+from tune_fakes import GPU, FakeFactory, FakeSpace, drive, outcome_of, request_of, state_of
 
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Exhausted, Outcome, Status
 from tuner.searches.failures import FAILURES_THAT_END, MOST_FAILURES, Failures, failure_of
 from tuner.searches.options import SEARCHERS
-from tuner.searches.ray.driver import proposer_of
-from tuner.searches.state import SearchState
 
 SPACE = FakeSpace()
 ALL = list(SPACE.configurations())
@@ -36,15 +34,9 @@ def search(outcome, *, searcher="guided", trials=30, resume=()):
         versions={"tuner": "1"}, run_id="r", resume=resume,
         predictions={c.key: outcome_of(c).prediction for c in ALL},
     )  # fmt: skip
-    state = SearchState(
-        request, proposer_of(request), on_record=lambda r: None, on_progress=lambda p: None
-    )
+    state = state_of(request)
     state.reuse()
-    tried = []
-    while (configuration := state.propose(str(len(tried)))) is not None:
-        state.end(str(len(tried)), outcome(configuration))
-        tried.append(configuration)
-    return state, tried
+    return state, drive(state, lambda configuration, _: outcome(configuration))
 
 
 # -- blame ----------------------------------------------------------------------------------

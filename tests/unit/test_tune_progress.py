@@ -12,6 +12,7 @@ from tune_fakes import (
     record_of,
     request_of,
     samples_per_s,
+    state_of,
     tokens_per_s,
 )
 
@@ -19,7 +20,6 @@ from tuner.core.records import Status
 from tuner.report.terminal.progress import progress_line
 from tuner.searches import state
 from tuner.searches.progress import Progress, eta_s
-from tuner.searches.ray.driver import proposer_of
 
 ALL = list(FakeSpace().configurations())
 FITTING = [c for c in ALL if record_of(c).fits]
@@ -74,9 +74,7 @@ def test_time_left_is_no_more_than_the_limit_leaves(monkeypatch):
         space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(), searcher="random",
         trials=1000, time_limit_s=60.0, run_id="r",
     )  # fmt: skip
-    found = state.SearchState(
-        asked, proposer_of(asked), on_record=lambda r: None, on_progress=lambda p: None
-    )
+    found = state_of(asked)
     for number in range(2):
         configuration = found.propose(str(number))
         found.start(str(number))

@@ -79,19 +79,19 @@ def _plan(training: ProgramTraining) -> Planned:
         knobs["torch_compile"] = True
     if file.take("fsdp_reshard_after_forward", quietly=True) is False:
         knobs[RESHARD] = False
-    notes = [NOT_COMPARED]
+    file.found.notes.append(NOT_COMPARED)
     length = _length(file)
     if length is not None:
         knobs["max_length"] = length
     if file.take("dataset.packed"):
         # `packed_block_causal_mask`: FlexAttention, which keeps no more than FlashAttention.
-        notes.append(PACKED)
+        file.found.notes.append(PACKED)
     if is_quantized:
         knobs |= {"precision": "nf4", "compute_dtype": dtype, "double_quant": True}
     if has_adapters:
         knobs |= _read_adapters(file, dtype)
     file.leave_out("torchtune")
-    return Planned(_BUILDERS.get(plain), knobs, notes=notes, packs_codes=True)
+    return Planned(_BUILDERS.get(plain), knobs, packs_codes=True)
 
 
 def _length(file: Arguments) -> Any:
