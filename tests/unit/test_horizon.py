@@ -272,7 +272,7 @@ def test_what_other_ranks_do_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "    note()\n"
         "    if rank == 0 and step == 2: zeros(9)\n"
         "if rank == 0: print(zeros(9))\n"
-        "if rank != 0: print(9)\n"
+        "if rank != 0: dist.broadcast_object_list([9], src=0)\n"
         "if rank == 9: zeros(9)\n"
         "if lora_rank == 4: zeros(9)\n"
         "if dist.get_rank() == 1: zeros(9)\n"

@@ -47,16 +47,17 @@ _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
 
 _HARMLESS = frozenset(
-    """abs add_image add_scalar add_scalars append barrier basename bool close collect cpu
-    critical debug dict dump dumps empty_cache enumerate error eval exception exists exit
-    extend filter float flush format get getLogger get_last_lr getattr hasattr info int
-    is_main_process isinstance item items iter join keys len list load_state_dict lower
-    makedirs manual_seed manual_seed_all map max max_memory_allocated mean memory_allocated min
-    mkdir named_parameters next numpy open parameters perf_counter pop print range remove
-    replace report reset reset_peak_memory_stats rmtree round rstrip set set_description
-    set_epoch set_postfix set_postfix_str sleep sorted split state_dict step str strip sum
-    super synchronize time tolist train tuple unlink unwrap_model values wait_for_everyone
-    warning write writelines writerow zero_grad zip""".split()  # noqa: SIM905
+    """abs add_image add_scalar add_scalars all_gather_object append barrier basename bool
+    broadcast_object_list close collect cpu critical debug dict dump dumps empty_cache enumerate
+    error eval exception exists exit extend filter float flush format gather_object get
+    getLogger get_last_lr getattr hasattr info int is_main_process isinstance item items iter
+    join keys len list load_state_dict lower makedirs manual_seed manual_seed_all map max
+    max_memory_allocated mean memory_allocated min mkdir named_parameters next numpy open
+    parameters perf_counter pop print range remove replace report reset reset_peak_memory_stats
+    rmtree round rstrip scatter_object_list set set_description set_epoch set_postfix
+    set_postfix_str sleep sorted split state_dict step str strip sum super synchronize time
+    tolist train tuple unlink unwrap_model values wait_for_everyone warning write writelines
+    writerow zero_grad zip""".split()  # noqa: SIM905
 )
 """Calls that allocate nothing on the device that stays, by their last name."""
 
