@@ -70,6 +70,7 @@ PACKED: Settings = {"padding": "packed", **FLASH}
 PACKED_SDPA: Settings = {"padding": "packed"}
 MLP: Settings = {"lora_targets": ["down_proj", "gate_proj", "up_proj"]}
 DORA: Settings = {"adapter": "dora"}
+LIGER: Settings = {"liger": True}
 IN_FP16: Settings = {"precision": "fp16"}
 UNMIXED: Settings = {"mixed_precision": "no"}
 REFERENCE: Settings = {"reference_pass": True}
@@ -84,10 +85,8 @@ def with_dropout(*several: Settings) -> tuple[Settings, ...]:
 
 OF_4_BITS: tuple[Settings, ...] = (
     *with_dropout(USUAL, FLASH, KEPT, PREPARED, QUERIES, ATTENTION, EVALUATED, REFERENCE),
-    *with_dropout(EVALUATED_AT_ONCE, PACKED_SDPA, MLP),
+    *with_dropout(EVALUATED_AT_ONCE, PACKED_SDPA, MLP, EAGER, REENTRANT, LIGER),
     *with_dropout({**PREPARED, **FLASH}, PACKED, DORA),
-    {**EAGER, **DROPOUT},
-    {**REENTRANT, **DROPOUT},
     UNMIXED,
 )
 
@@ -98,13 +97,20 @@ PLANNED: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
         LORA,
         (
             *with_dropout(USUAL, KEPT, QUERIES, FLASH, ATTENTION, EVALUATED, PACKED, EAGER, DORA),
-            *with_dropout(PACKED_SDPA, MLP),
+            *with_dropout(PACKED_SDPA, MLP, REENTRANT, LIGER),
             *with_dropout(SCALED, UNMIXED, EVALUATED_AT_ONCE),
             REFERENCE,
         ),
     ),
     ("trl", IN_FP16, with_dropout(SCALED, QUERIES)),
-    ("trl", FULL, (USUAL, KEPT, FLASH, EVALUATED, EVALUATED_AT_ONCE, PACKED, EAGER)),
+    (
+        "trl",
+        FULL,
+        (
+            *(USUAL, KEPT, FLASH, EVALUATED, EVALUATED_AT_ONCE, PACKED, EAGER),
+            *(PACKED_SDPA, REENTRANT, LIGER),
+        ),
+    ),
     ("trl", INT8, (USUAL, DROPOUT, {**PREPARED, **DROPOUT})),
     ("trl", LORA_FP32, (USUAL, QUERIES)),
     ("trl", FULL_FP32, (USUAL,)),
@@ -180,7 +186,14 @@ ENCODERS: tuple[tuple[str, Settings, tuple[Settings, ...]], ...] = (
 """As `PLANNED`, for models that classify."""
 ON_OLDER = (USUAL,)
 """The changes that are covered on GPU types without bf16, too, but for full training."""
-MORE_OPTIMIZERS = ("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit", "rmsprop")
+MORE_OPTIMIZERS = (
+    "adafactor",
+    "lion_8bit",
+    "lion_32bit",
+    "paged_lion_8bit",
+    "paged_lion_32bit",
+    "rmsprop",
+)
 """Optimizers beside those of the calculator."""
 UNCLIPPED = ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 """Optimizers that ship without clipping, too, which `max_grad_norm=0` leaves out."""
