@@ -194,7 +194,7 @@ MORE_OPTIMIZERS = (
     "paged_lion_32bit",
     "rmsprop",
 )
-"""Optimizers beside those of the calculator."""
+"""Optimizers beside those of the calculator, of models that are `WIDELY_USED`."""
 UNCLIPPED = ("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 """Optimizers that ship without clipping, too, which `max_grad_norm=0` leaves out."""
 BATCHES = (1, 2)
@@ -261,7 +261,12 @@ def main() -> int:
     said: dict[str, Mapping[str, Any]] = {}
     optimizers: dict[str, dict[str, Steps]] = {}
     jobs: list[tuple[str, bool, Sequence[str], Callable[[Gpu], Iterator[Configuration]]]] = [
-        (model, False, (*SHIPPED_OPTIMIZERS, *MORE_OPTIMIZERS), partial(covered, model))
+        (
+            model,
+            False,
+            (*SHIPPED_OPTIMIZERS, *(MORE_OPTIMIZERS if model in WIDELY_USED else ())),
+            partial(covered, model),
+        )
         for model in arguments.models
     ]
     for space in map(load_space, arguments.spaces):
