@@ -107,7 +107,7 @@ def _shifted(
     """A monomial in which one dimension is shifted: c b (s - 1), c b (n + 2), or c (b s + 1).
 
     The last position of a sequence has no token to predict, so some losses drop it; anchors and
-    positives stand beside the negatives; ends of packed examples are one more than their starts.
+    positives stand beside the negatives; a packed row has one more end of examples than tokens.
     """
     first, second = values
     monomials = {exponents: (at_first, at_second) for exponents, at_first, at_second in usable}
