@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tuner.core.errors import InputError, UnsupportedError
+from tuner.core.errors import InputError, UndecidedError, UnsupportedError
 from tuner.program import recorded
 from tuner.program.program import Program, read_program
 from tuner.program.recorded import Recorded, join, record
@@ -137,6 +137,7 @@ def test_an_answer_with_which_the_program_fails_is_none():
         ),
         ("raise SystemExit(os.environ['HF_TOKEN'])", InputError, PLACEHOLDER),
         ("input()", InputError, "EOFError"),
+        ("'a'.replace(load_dataset('x').a, '')", UndecidedError, r"train\.py:4: .* only a run"),
     ],
 )
 def test_an_end_before_training_is_an_error_with_its_line(monkeypatch, code, error, said):

@@ -477,6 +477,9 @@ class Net(torch.nn.Module):
     def forward(self, x): return self.a(x)
 Net()(u).backward; Net().to("cuda").parameters(); torch.tensor([1.0]).item(); float(u.f); int(u.i); round(u.r, 2)
 import numpy as np; np.mean(u); np.array([1]) + u; u.shape[0] * 2
+Net()(**{k: v.to(0) for k, v in u.items() if k != "a" and hasattr(u, k)}); json.load(open(u.path))
+" ".join(u["words"]); import logging; logging.getLogger().setLevel(u.level)
+from transformers import MODEL_MAPPING; [each.model_type for each in MODEL_MAPPING.keys()]
 """  # noqa: E501
 
 
@@ -500,6 +503,14 @@ def test_what_is_not_installed(tmp_path):
     assert [each["what"] for each in record["asked"]] == ["is other_nowhere installed"]
     values = record["trainings"][0]["arguments"]["values"]
     assert values["packing"] == {"$unknown": "cfg.p", "where": []}
+
+
+def test_what_a_class_that_is_not_installed_leaves_unsaid_is_unknown(tmp_path):
+    text = IMPORTS + "from lib_that_is_nowhere import Own\nargs, = HfArgumentParser(Own)"
+    text += ".parse_args_into_dataclasses()\nSFTTrainer('m', args=args).train()"
+    arguments = read(tmp_path, text, "--max_length", "7")["trainings"][0]["arguments"]
+    assert arguments["given"]["**"]["$unknown"] == "defaults of lib_that_is_nowhere.Own"
+    assert arguments["values"]["max_length"] == 7
 
 
 def test_names_that_a_release_lacks(tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.core.environment import LEAST_CHARS, masked, names_secret, your_python
-from tuner.core.errors import InputError, TunerError, UnsupportedError
+from tuner.core.errors import InputError, TunerError, UndecidedError, UnsupportedError
 from tuner.core.gpu import Gpu
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
@@ -47,6 +47,8 @@ _HINTS = {
 }
 _LACKS_ARGUMENT = "IndexError: list index out of range", "argv["
 """The end of a program that gets fewer arguments than it reads, and what the line has."""
+_OF_STANDINS = re.compile(r"\bUnknown\b|'\*\*'|<unknown:|\bTooLong\b")
+"""In the text of an error: a value that only the real library knows, or a time limit of ours."""
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -343,6 +345,9 @@ def _error(program: Program, ended: Any, seconds: float, gpu: Gpu | None) -> Tun
         text = "the program needs an argument that the command lacks"
         start = shlex.join(["tuner", "check", *(["--gpu", gpu.id] if gpu else []), "--"])
         hint = f"pass it: {start} {shlex.join(program.typed)} ARGUMENT"
+    if kind == "error" and _OF_STANDINS.search(text):
+        says[kind] = f"needs a value that only a run knows: {text}"
+        error, hint = UndecidedError, _EMULATE
     if program.started_by and text.startswith("FileNotFoundError"):
         error, hint = UnsupportedError, _EMULATE
         text += f": {program.started_by} may make it with a command that isn't run"

@@ -16,7 +16,16 @@ from typing import Any
 
 from tuner.program.standins import NOT_INSTALLED, guard, libraries, record
 from tuner.program.standins.files import opened
-from tuner.program.standins.unknown import ABSENT, KEYS, ORACLE, Note, Unknown, is_library, place
+from tuner.program.standins.unknown import (
+    ABSENT,
+    KEYS,
+    ORACLE,
+    Note,
+    Text,
+    Unknown,
+    is_library,
+    place,
+)
 
 _lock = threading.Lock()
 
@@ -51,7 +60,7 @@ def run(request: dict[str, Any]) -> dict[str, Any] | None:
             _cells(parts, _namespace(main))
         elif main:
             with io.open_code(main) as file:
-                code = compile(file.read(), main, "exec", dont_inherit=True)
+                code = compile(_softened(file.read(), main), main, "exec", dont_inherit=True)
             exec(code, _namespace(main))
         else:
             import runpy
@@ -87,7 +96,7 @@ def _cells(parts: list[list[str]], held: dict[str, Any]) -> None:
     for name, text in parts:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         try:
-            statements = ast.parse(text, name).body
+            statements = _softened(text, name).body
         except SyntaxError as wrong:
             why = f"a cell, which ends with SyntaxError: {wrong.msg}"
             guard.DROPPED.append({"what": why, "where": _last_line(wrong)})
@@ -156,7 +165,7 @@ def _last_line(error: BaseException) -> dict[str, Any] | None:
 def _soften() -> None:
     """Lets an `Unknown` into JSON and regular expressions, which are written in C."""
     time.sleep = lambda seconds: None
-    builtins.getattr, builtins.setattr = _attribute, _set
+    builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
     own: Any = json.JSONEncoder.default
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
         str(value) if isinstance(value, Unknown) else own(self, value)
@@ -167,19 +176,49 @@ def _soften() -> None:
         setattr(module, function.__name__, _unless_unknown(function))
 
 
+class Separator(str):
+    """A text whose `join` takes what is unknown."""
+
+    def join(self, texts: Any) -> Any:
+        every = [*texts]
+        unknown = any(isinstance(each, Unknown) for each in every)
+        return Unknown(f"{str(self)!r}.join(...)") if unknown else str.join(self, every)
+
+
+def _softened(text: Any, name: str) -> Any:
+    """The program's tree, with a `Separator` for each text whose `join` it calls."""
+    import ast
+
+    tree = ast.parse(text, name)
+    builtins.__dict__["__Separator__"] = Separator
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "join":
+            joins = node.value
+            if isinstance(joins, ast.Constant) and isinstance(joins.value, str):
+                made = ast.Call(ast.Name("__Separator__", ast.Load()), [joins], [])
+                node.value = ast.fix_missing_locations(ast.copy_location(made, joins))
+    return tree
+
+
 def _attribute(value: Any, name: Any, *default: Any, get: Any = getattr) -> Any:
     """`getattr`, also of a name that is unknown."""
-    if not isinstance(name, Unknown):
+    if not isinstance(name, (Unknown, Text)):
         return get(value, name, *default)
     module: Any = sys.modules.get("transformers")
     if value is module is not None:  # one of its models, as a config names it
         return module.PreTrainedModel
-    return Unknown(f"getattr(..., {name._what})")
+    return Unknown(f"getattr(..., {getattr(name, '_what', name)})")
+
+
+def _has(value: Any, name: Any, has: Any = hasattr) -> bool:
+    """`hasattr`, also of a name that is unknown."""
+    is_known = not isinstance(name, (Unknown, Text))
+    return bool(has(value, name) if is_known else _attribute(value, name))
 
 
 def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
     """`setattr`, also of a name that is unknown: any setting of the object may have changed."""
-    if not isinstance(name, Unknown):
+    if not isinstance(name, (Unknown, Text)):
         put(value, name, new)
     elif isinstance(note := getattr(value, "_note", None), Note):
         note.assign("**", name)

@@ -169,7 +169,8 @@ def _length(made: Any, calls: list[Any], many: bool) -> Note | None:
     if not calls or (isinstance(made, dict) and "tokenizer(" not in _words(made)):
         return None  # texts, or numbers
     if isinstance(made, (dict, Unknown)):
-        made = made.get("input_ids") if isinstance(made, dict) else made["input_ids"]
+        name = "input_ids" if isinstance(made, Unknown) or "input_ids" in made else "**"
+        made = made.get(name) if isinstance(made, dict) else made[name]
     text = _words(made)
     used = [calls[n] for n in dict.fromkeys(map(int, _ONE_ENCODING.findall(text)))] or calls
     note: Note = used[0][1]

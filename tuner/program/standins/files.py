@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from tuner.program.standins.unknown import Unknown
+
 _MOST_COPIED = 256 * 2**20
 """The largest file of the user that is copied when the program changes a part of it."""
 DEVICES = frozenset({os.devnull, "/dev/stdout", "/dev/stderr"})
@@ -105,6 +107,9 @@ class Layer:
                 super().__init__(*args, **{**given, "opener": given.get("opener") or opener})
 
         def open_(*args: Any, **given: Any) -> Any:
+            path, mode = args[0] if args else given.get("file"), [*args[1:2], given.get("mode")][0]
+            if isinstance(path, Unknown) and not set(str(mode)) & set("wax+"):
+                return Unknown(f"open({path._what})")
             return _io.open(*args, **{**given, "opener": given.get("opener") or opener})
 
         def symlink(src: Any, dst: Any, is_folder: bool = False, **given: Any) -> None:

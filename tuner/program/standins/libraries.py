@@ -149,6 +149,11 @@ def _takes_unknown_words(library: Any) -> None:
     library.ArgumentParser._get_value = value
 
 
+def _takes_unknown_levels(library: Any) -> None:
+    own = library._checkLevel
+    library._checkLevel = lambda level: 20 if isinstance(level, Unknown) else own(level)
+
+
 def _draws(library: Any, generator: Any) -> None:
     """Notes each number that is drawn without a seed, which is another one in each run."""
     state = {"seeded": False}
@@ -207,6 +212,7 @@ def start(request: dict[str, Any]) -> None:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
     guard.PATCHES["argparse"] = _takes_unknown_words
+    guard.PATCHES["logging"] = _takes_unknown_levels
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
@@ -249,7 +255,9 @@ def attribute(path: str) -> Any:
         return trainers.special(path)
     if last.startswith("is_") and last.endswith("_available"):
         return lambda *args, **kwargs: _available(last[3:-10])
-    return _class(known, root, last) if last[:1].isupper() else Unknown(path)
+    is_table = last.isupper() and "_" in last  # MODEL_FOR_CAUSAL_LM_MAPPING
+    is_class = last[:1].isupper() and not is_table
+    return _class(known, root, last) if is_class else Unknown(path)
 
 
 _QUANTIZED = "BitsAndBytes GPTQ Awq TorchAo Hqq Quanto Mxfp4 FineGrainedFP8 Eetq Aqlm"

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from tuner.program.standins.configs import RENAMED, Config, config
+from tuner.program.standins.unknown import Absent
 
 _OF_MODEL = re.compile(
     "torch_dtype|lora_|load_in_|bnb_|use_(peft|flash|bnb)|attn_|model_|tokenizer_"
@@ -69,6 +70,12 @@ def _give(configs: list[Any], name: str, given: Any) -> None:
     owner._note.given[name] = given
 
 
+def _fields(cls: Any) -> list[Any]:
+    """The fields that a parser reads; none are known of a library that is not installed."""
+    found = () if Absent in getattr(cls, "__mro__", ()) else dataclasses.fields(cls)
+    return [each for each in found if each.init]
+
+
 class HfArgumentParser(argparse.ArgumentParser):
     """Only what is given reaches a class: a default of the class's own stays the class's."""
 
@@ -80,9 +87,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         types = dataclass_types or []
         self.dataclass_types = list(types) if isinstance(types, (list, tuple)) else [types]
         for cls in self.dataclass_types:
-            for field in dataclasses.fields(cls):
-                if field.init:
-                    self._add(field)
+            for field in _fields(cls):
+                self._add(field)
 
     def _add(self, field: Any) -> None:
         default, aliases = field.default, field.metadata.get("aliases", [])
@@ -127,14 +133,15 @@ class HfArgumentParser(argparse.ArgumentParser):
         """The classes of these values, which are taken out."""
         made = []
         for cls in self.dataclass_types:
-            names = [each.name for each in dataclasses.fields(cls) if each.init]
+            names = [each.name for each in _fields(cls)]
             made.append(cls(**{name: values.pop(name) for name in names if name in values}))
         return made
 
     def _with_others(self, made: list[Any], words: list[str]) -> tuple[Any, ...]:
         """Words that this release lacks, kept as given: whoever reads the record tells them."""
         configs = [each for each in made if isinstance(each, Config)]
-        if words and (not configs or not words[0].startswith("--")):
+        absent = [each for each in made if isinstance(each, Absent)]
+        if words and (not [*configs, *absent] or not words[0].startswith("--")):
             raise ValueError(f"Some specified arguments are not used: {words}")
         for word, after in zip(words, [*words[1:], "--"]):
             if word.startswith("--"):
@@ -142,7 +149,10 @@ class HfArgumentParser(argparse.ArgumentParser):
                 given: Any = word[len(name) + 3 :] or ("true" if after.startswith("--") else after)
                 with contextlib.suppress(ValueError):
                     given = json.loads(given)
-                _give(configs, name.replace("-", "_"), given)
+                for each in absent:  # whichever has it
+                    setattr(each, name.replace("-", "_"), given)
+                if not absent:
+                    _give(configs, name.replace("-", "_"), given)
         return tuple(made)
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> Any:

@@ -185,6 +185,23 @@ class Text(str):
         return getattr(Unknown(str.__str__(self)), name)
 
 
+class _Key(Text):
+    """All keys of an unknown mapping: `**unknown` is one argument with this name."""
+
+    def __eq__(self, other: object) -> bool:
+        frame = sys._getframe(1)  # a call compares it with the names of parameters, too
+        asks = opname[frame.f_code.co_code[frame.f_lasti]] in ("COMPARE_OP", "CONTAINS_OP")
+        return _equals(self, other) if asks else str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not _equals(self, other)
+
+    __hash__ = str.__hash__
+
+
+_ANY_KEY = _Key("**")
+
+
 def short(value: object) -> str:
     return repr(value)[:60]
 
@@ -229,8 +246,8 @@ class Unknown:
         return Unknown(f"{self._what}(...)"[-200:], at)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._what.endswith(".keys()"):  # `**unknown` is one argument with this name
-            return iter(["**"])
+        if self._what.endswith(".keys()"):
+            return iter([_ANY_KEY])
         frame = sys._getframe(1)
         kind, names = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
         count = {"UNPACK_SEQUENCE": names, "UNPACK_EX": names + 1}.get(opname[kind])
@@ -242,9 +259,7 @@ class Unknown:
         return self._child(f"{self._what}.keys()")
 
     def items(self) -> Any:
-        if KEYS:
-            return [(key, self[key]) for key in KEYS]
-        return self._child(f"{self._what}.items()")
+        return [(key, self[key]) for key in KEYS or [_ANY_KEY]]
 
     def __getitem__(self, key: Any) -> Any:
         child = self._child(f"{self._what}[{short(key)}]")
@@ -336,7 +351,10 @@ _METHODS: dict[str, Any] = {
     "contains": _is("{1} in {0}"),
     "instancecheck": _is("isinstance {1} {0}"),
     "subclasscheck": _is("issubclass {1} {0}"),
-    "len": lambda self: ORACLE.number(f"len({self._what})"),
+    # A function of rows gets some of them at once.
+    "len": lambda self: (ORACLE.small if self._what[:3] == "row" else ORACLE.number)(
+        f"len({self._what})"
+    ),
     "int index trunc floor ceil": lambda self: ORACLE.number(f"int({self._what})"),
     "float": lambda self: ORACLE.magnitude(f"float({self._what})", "0.003 0.07 0.3 0.6 4.2 900.5"),
     "str repr fspath format": _text,
@@ -507,6 +525,7 @@ class Absent(Thing):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._note.given["**"] = Unknown(f"defaults of {self._path}")
         calls_absent(self._path)
         own = [vars(base) for base in type(self).__mro__ if "_path" not in vars(base)]
         names = [name for each in own for name in each.get("__annotations__", ())]
