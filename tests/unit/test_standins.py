@@ -287,9 +287,11 @@ def test_every_way_to_quantize(tmp_path, text, right):
 
 def test_a_second_adapter_ends_the_program_as_in_trl(tmp_path):
     text = f"{IMPORTS}\nmodel = AutoModelForCausalLM.from_pretrained('m')\n"
-    text += "model = get_peft_model(model, lora := LoraConfig())\n"
-    text += "SFTTrainer(model, peft_config=lora).train()"
-    assert "leave out peft_config" in read(tmp_path, text)["ended"]["text"]
+    text += "made = get_peft_model(model, lora := LoraConfig(r=7))\n"
+    last = "SFTTrainer({}, peft_config=lora).train()"
+    assert "leave out peft_config" in read(tmp_path, text + last.format("made"))["ended"]["text"]
+    found = read(tmp_path, text + last.format("model"))  # PEFT's model wraps it
+    assert (found["ended"], found["trainings"][0]["lora"]["given"]) == (None, {"r": 7})
 
 
 # -- what is recorded ------------------------------------------------------------------------------

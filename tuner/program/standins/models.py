@@ -36,7 +36,7 @@ LAST_CALLED: list[Any] = []
 
 def _is_a(model: Any, path: str) -> bool:
     if path.startswith("peft."):
-        return model._note.extra.get("adapted") is not None
+        return bool(model.wraps_adapters())
     asks = path.startswith("transformers.") and path != "transformers.PreTrainedModel"
     return ORACLE.truth(f"isinstance({model._what}, {path})") if asks else path in _ANY
 
@@ -103,6 +103,17 @@ class Model(Thing):
     def parameters(self, *args: Any, **kwargs: Any) -> Any:
         return Part(self, "parameters()")
 
+    def wraps_adapters(self) -> bool:
+        """True for PEFT's model, and not for the one that it wraps."""
+        return "_is_peft" in vars(self) and self._note.extra.get("adapted") is not None
+
+    def adapted(self) -> Model:
+        """PEFT's model around this one; what is done to either is done to both."""
+        made = Thing.__new__(type(self))
+        vars(made).update(vars(self), _is_peft=True)
+        put(made, "_note", self._note)
+        return made
+
     def _told(self, stubs: frozenset[int] = frozenset()) -> dict[str, Any]:
         held = {"quantization": self._note.given.get("quantization_config"), **self._note.extra}
         kinds = ("prepared", "enabled", "quantization")
@@ -143,6 +154,11 @@ class Part(Unknown):
             raise AttributeError(name)
         if name in RECORDED:
             return lambda *args, **kw: self._model._recorded(name, args, kw, of=self._name)
+        if name == "requires_grad":
+            return self._is_trained()
+        if name in ("ndim", "dim") and self._name.endswith(".weight"):
+            number = 1 if "norm" in self._name else 2
+            return number if name == "ndim" else lambda: number
         if name.removeprefix("named_") in ("parameters", "modules", "children"):
             several = Part(self._model, f"{self._name}.*")
             found = iter([(several._name, several)]) if name[:6] == "named_" else several
@@ -181,6 +197,15 @@ class Part(Unknown):
         else:
             calls.append(made)
 
+    def _is_trained(self) -> Any:
+        """What was last said of this parameter, or of all; else as PEFT has it."""
+        for each in reversed(self._model._note.calls):
+            if each.path == "parameter.requires_grad" and self._name in each.given["names"]:
+                return each.given["value"]
+            if each.path == "requires_grad_" and "of" not in each.given:
+                return each.given.get("requires_grad", True)
+        return self._model._note.extra.get("adapted") is None or "lora_" in self._name
+
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         self.requires_grad = requires_grad
         return self
@@ -214,6 +239,8 @@ def wraps(path: str, *more: Any, into: str = "") -> Any:
                 note.extra[into] = made
             else:
                 note.calls.append(made)
+        if into == "adapted" and isinstance(first, Model):
+            first = first.adapted()
         return (first, *more) if more else first
 
     return wrap
@@ -249,7 +276,7 @@ def model_class(path: str) -> Any:
 def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     if isinstance(getattr(model, "_note", None), Note):
         model._note.extra["adapted"] = as_now(peft_config)
-    return model
+    return model.adapted() if isinstance(model, Model) else model
 
 
 def peft_class(path: str) -> Any:

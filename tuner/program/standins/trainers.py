@@ -48,7 +48,7 @@ class Trainer(Holder):
         if (lora := self._note.given.get("peft_config")) is not None:
             self._note.given["peft_config"] = as_now(lora)
             own, is_trl = held.get("model"), self._path.startswith("trl.")
-            if is_trl and isinstance(own, Model) and own._note.extra.get("adapted") is not None:
+            if is_trl and isinstance(own, Model) and own.wraps_adapters():
                 release = str(importlib.import_module("trl").__version__)
                 if release[:2] != "0." and not own._path.startswith("unsloth"):
                     raise ValueError("the model has adapters already: leave out peft_config")
