@@ -194,14 +194,14 @@ def test_a_session_trains_on_its_workers_batches_epoch_after_epoch():
 def test_waiting_for_data_is_counted(monkeypatch):
     import time
 
-    from tuner.predict.training.token_data import SyntheticTokens
+    from tuner.predict.training.token_data import _SyntheticTokens
 
     session = opened(micro_batch=2)
     session.optimizer_step(2)
     before = session.counts.data_wait_s
-    made = SyntheticTokens.__getitem__
+    made = _SyntheticTokens.__getitem__
     monkeypatch.setattr(
-        SyntheticTokens, "__getitem__", lambda self, i: time.sleep(0.02) or made(self, i)
+        _SyntheticTokens, "__getitem__", lambda self, i: time.sleep(0.02) or made(self, i)
     )
     started = time.perf_counter()
     session.optimizer_step(2)

@@ -16,7 +16,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.predict import cache
 from tuner.predict.compiler import deepening
-from tuner.predict.compiler.alignment import Different
+from tuner.predict.compiler.repetition import Different
 from tuner.predict.predict import METHOD as IN_FULL
 from tuner.predict.predict import predict
 from tuner.predict.predictor import METHOD, PredictionJob, Predictor

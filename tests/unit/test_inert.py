@@ -11,7 +11,7 @@ from results_samples import make_prediction
 
 from tuner.core.records import Configuration
 from tuner.core.units import GIB
-from tuner.predict.candidates import InertKnob, inert_knobs
+from tuner.predict.candidates import _InertKnob, inert_knobs
 
 KNOBS = {
     "micro_batch": (1, 2, 4),
@@ -25,7 +25,7 @@ ALL = [
 ]
 
 
-def found(device_bytes: Callable[[Configuration], float], chosen=ALL) -> list[InertKnob]:
+def found(device_bytes: Callable[[Configuration], float], chosen=ALL) -> list[_InertKnob]:
     predictions = [make_prediction(round(device_bytes(c) * GIB)) for c in chosen]
     return inert_knobs(chosen, predictions, tuple(KNOBS))
 
@@ -41,7 +41,7 @@ def test_a_knob_can_be_inert_beside_values_of_another():
 
     inert = found(forced_where_quantised)
     beside = ("precision", ("nf4", "int8"))
-    assert inert == [InertKnob("gradient_checkpointing", 6, beside)]
+    assert inert == [_InertKnob("gradient_checkpointing", 6, beside)]
     assert str(inert[0]).endswith("where precision is nf4 or int8")
 
 

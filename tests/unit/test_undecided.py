@@ -15,8 +15,7 @@ from tuner.core.records import Configuration
 from tuner.core.units import GIB
 from tuner.report.plot import front_figure
 from tuner.report.report import report_html
-from tuner.report.terminal.front import print_front
-from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.front import print_front, print_recommendation
 from tuner.searches.best import recommend
 from tuner.searches.front import MOST_MEASURED, may_be_as_fast
 from tuner.searches.view import build_view

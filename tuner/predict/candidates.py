@@ -54,7 +54,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class InertKnob:
+class _InertKnob:
     """A knob whose values make no difference to memory or time.
 
     `beside` is another knob and those of its values where this holds; None where it holds
@@ -78,7 +78,7 @@ def inert_knobs(
     configurations: Sequence[Configuration],
     predictions: Sequence[Prediction],
     knobs: Sequence[str],
-) -> list[InertKnob]:
+) -> list[_InertKnob]:
     """The inert ones of `knobs`, from a prediction of each configuration.
 
     Only configurations that differ in one knob and in no other are compared; what is derived
@@ -93,7 +93,7 @@ def inert_knobs(
         others = np.delete(codes, column, axis=1)
         rows, equal = _groups(others, numbers)
         if len(rows) and equal.all():
-            found.append(InertKnob(knob, len(rows)))
+            found.append(_InertKnob(knob, len(rows)))
             continue
         names = [name for name in knobs if name != knob]
         for place, name in enumerate(names):
@@ -101,7 +101,7 @@ def inert_knobs(
             if inert:
                 beside = (name, tuple(values[name][code] for code in inert))
                 compared = int(np.isin(rows[:, place], inert).sum())
-                found.append(InertKnob(knob, compared, beside))
+                found.append(_InertKnob(knob, compared, beside))
     return found
 
 

@@ -41,7 +41,7 @@ from tuner.space.models.catalogue import (
 )
 
 if TYPE_CHECKING:  # tracing imports torch, which reading a timeline does without
-    from tuner.predict.training.base import Workload
+    from tuner.predict.training import Workload
 
 MOST_TRACES = 6
 """GPUs are of three kinds (kernels, workspaces, bf16), and several GPUs need a trace of one too."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec.json import encode
 
 from tuner.core.expressions import all_of
 from tuner.core.records import KnobValue, MemoryCategory, TrialRecord
@@ -22,7 +25,6 @@ from tuner.core.units import (
     printable,
     significant,
 )
-from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_figure, timeline_json
 from tuner.report.plot import (
     COLORS,
@@ -435,3 +437,49 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
         if timeline is not None:
             write_atomically(folder.memory_timeline, timeline_json(timeline, view.best))
     write_atomically(folder.report_html, report_html(view, timeline=timeline))
+
+
+def page_environment() -> Environment:
+    """The templates of `page/`. Every text is shown as text, whatever it contains.
+
+    Pages ask nothing of the network, and the content security policy in their head forbids it.
+    """
+    environment = Environment(
+        loader=PackageLoader("tuner.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    # Of 100,000 trials, the standard library takes a second longer.
+    environment.policies["json.dumps_function"] = lambda value, **_: encode(value).decode()
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """`value` without characters that turn the direction of writing or hide text."""
+    # Markup is the page's own.
+    return printable(value) if type(value) is str else value
+
+
+def all_shown(value: Any) -> Any:
+    """`value` with every text in it safe to show, in lists and mappings too."""
+    if isinstance(value, str):
+        return _shown(value)
+    if isinstance(value, dict):
+        return {_shown(name): all_shown(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_shown(item) for item in value]
+    return value
+
+
+VERSION = "4.1.1"
+"""Version of the bundle; its major version is that of the Python package's plotly.js."""
+SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+"""Checksum of the published `plotly-basic.min.js`."""
+
+
+def plotlyjs() -> str:
+    """The bundle as JavaScript text; its first lines name its version and licence (MIT)."""
+    return (files("tuner.report") / "page/vendor/plotly-basic.min.js").read_text("utf-8")

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.app.cli.helping import examples, help_all, shows_all, with_help_all
+from tuner.app.cli import examples, help_all, shows_all, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -85,10 +85,12 @@ FIRST = frozenset({
 """The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 
 _SHARED = {
-    "catalogues": ("gpus", "spaces"),
+    "catalogues": ("gpus", "spaces", "models"),
+    "check": ("check", "emulate"),
     "estimate": ("estimate", "calculator"),
     "machine": ("calibrate", "doctor"),
     "results": ("best", "show", "report", "apply", "export"),
+    "tune": ("tune", "search"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 

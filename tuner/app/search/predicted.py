@@ -13,12 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from tuner.app.predicting import SpacePredictor
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.candidates import Bound, undecided
-from tuner.predict.predictor import RESERVED_TOLERANCE
+from tuner.predict.predictor import RESERVED_TOLERANCE, SpacePredictor
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.options import SearchOptions

@@ -31,8 +31,7 @@ from tuner.trial.staged import StagedFactory
 from tuner.trial.stop_rule import LONGEST_S
 
 if TYPE_CHECKING:
-    from tuner.app.predicting import SpacePredictor
-    from tuner.predict.predictor import Predictor
+    from tuner.predict.predictor import Predictor, SpacePredictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Predictors:
 
     def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
         """The predictor of a plan's space on its GPU type."""
-        from tuner.app.predicting import SpacePredictor, predictor_of  # numpy
+        from tuner.predict.predictor import SpacePredictor, predictor_of  # numpy
 
         space = plan.part.space
         job = (space.workload, space.predicted_model())
@@ -138,8 +137,11 @@ def _request(
             configuration.key: prediction
             for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
         }
+    if space.stages:
+        named = zip(plan.part.supported, predictions, strict=True) if predictions else ()
+        runners = StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in named})
     return SearchRequest(
-        runner_factory=_in_stages(plan, runners, predictions),
+        runner_factory=runners,
         space=space,
         configurations=plan.part.supported,
         gpu=plan.target.gpu,
@@ -208,17 +210,6 @@ def _known_number(plan: SearchPlan, known: Sequence[TrialRecord]) -> int:
         plan.is_alike(record) and not record.verification and record.configuration.key in own
         for record in known
     )
-
-
-def _in_stages(
-    plan: SearchPlan, runners: RunnerFactory, predictions: Sequence[Prediction]
-) -> RunnerFactory:
-    """A factory that runs each stage, the one that needs most memory first; `runners` if none."""
-    space = plan.part.space
-    if not space.stages:
-        return runners
-    known = zip(plan.part.supported, predictions, strict=True) if predictions else ()
-    return StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in known})
 
 
 PROCESSOR_BUDGET_S = 0.5

@@ -37,12 +37,11 @@ from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, 
 from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline
 from tuner.cost.traced import Parameter, Trace
 from tuner.cost.work_arrays import Operators, executions_of
-from tuner.predict.compiler.alignment import Different
-from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
+from tuner.predict.compiler.repetition import Depth, Different, Group, TracedEvents
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.tracing.trace import trace, trace_optimizer
-from tuner.predict.training.base import Workload
-from tuner.predict.training.sharding import decoder_layers
+from tuner.predict.training import Workload
+from tuner.predict.training.parallel import decoder_layers
 from tuner.space.models.trainable import trained_class
 
 BASE = 2

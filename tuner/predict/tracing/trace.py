@@ -29,14 +29,14 @@ from tuner.cost.traced import EMBEDDING, Parameter, Trace
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
 from tuner.predict.tracing.fake_ranks import fake_ranks
 from tuner.predict.tracing.recorder import Recorder
-from tuner.predict.training.base import Workload
+from tuner.predict.training import Workload
 from tuner.predict.training.known_values import KnownValues
 from tuner.predict.training.quantized import logical_numel, quantized_tensors, remarks
 from tuner.predict.training.session import build_optimizer, unscale_without_data
 
 
 class _MetaEnvironment:
-    """The environment of a trace; see `tuner.predict.training.base.Environment`."""
+    """The environment of a trace; see `tuner.predict.training.Environment`."""
 
     device = "meta"
 

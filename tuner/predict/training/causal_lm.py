@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.schema import NO_NAMES
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.causal_lm_model import build_model, build_skeleton
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
@@ -60,9 +60,9 @@ class CausalLMSession(ModelSession):
         if settings.recompute.on_host:
             self._offloading = _OffloadedShapes(model)
         self._outputs: Any = None
-        self._flops: StepFlops | None = None
+        self._flops: _StepFlops | None = None
 
-    def use_data(self, machine: Machine, flops: StepFlops | None) -> None:
+    def use_data(self, machine: Machine, flops: _StepFlops | None) -> None:
         """Train on batches of a data loader, and count what was done; see `Counts`."""
         settings = self._settings
         loader = build_loader(
@@ -307,7 +307,7 @@ def _images(model_config: Any, settings: TrainingSetup, environment: Environment
 
 
 @dataclass(frozen=True, slots=True)
-class StepFlops:
+class _StepFlops:
     """FLOPs of forward and backward pass, per token and per pair of tokens."""
 
     per_token: float
@@ -318,7 +318,7 @@ class StepFlops:
         return samples * (length * self.per_token + length * length * self.per_token_pair)
 
 
-def step_flops(model: nn.Module, model_config: Any) -> StepFlops | None:
+def step_flops(model: nn.Module, model_config: Any) -> _StepFlops | None:
     """Model FLOPs: what the mathematics of the step needs, without recomputation.
 
     A product of T tokens with an m x n matrix is 2 T m n forward, as much for the gradient of
@@ -339,7 +339,7 @@ def step_flops(model: nn.Module, model_config: Any) -> StepFlops | None:
     weights: list[Any] = [module.weight for module in parts if _is_linear(module)]
     per_token = sum((6.0 if w.requires_grad else 4.0) * logical_numel(w) for w in weights)
     # Forward 2 products of 2 FLOPs, backward twice as many, and half of the pairs.
-    return StepFlops(per_token, 3 * 2 * 2 * heads * head_size * layers / 2)
+    return _StepFlops(per_token, 3 * 2 * 2 * heads * head_size * layers / 2)
 
 
 def _is_linear(module: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from tuner.core.errors import InputError, unknown
 from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.liger import apply_liger, use_shapes
 from tuner.predict.training.losses import (
@@ -25,6 +25,12 @@ from tuner.predict.training.losses import (
     use_chunked_loss,
     use_liger_loss,
     use_loss,
+)
+from tuner.predict.training.parallel import (
+    decoder_layers,
+    keep_on_host,
+    move_all_but,
+    share_weights,
 )
 from tuner.predict.training.program_ways import (
     ATTENTIONS,
@@ -37,12 +43,6 @@ from tuner.predict.training.quantized import (
     quantization_config,
     quantize_linears,
     unadaptable,
-)
-from tuner.predict.training.sharding import (
-    decoder_layers,
-    keep_on_host,
-    move_all_but,
-    share_weights,
 )
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.trainable import (

@@ -16,7 +16,7 @@ from tuner.core.records import Phase
 from tuner.core.setup.common import TORCH_DTYPES, Loader
 from tuner.core.setup.encoders import Encoder
 from tuner.core.setup.schema import NO_NAMES
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.session import ModelSession
 from tuner.predict.training.token_data import TokenBatches, build_loader
 from tuner.space.data import DataFacts

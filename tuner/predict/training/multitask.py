@@ -18,7 +18,7 @@ from torch import nn
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.encoders import MULTITASK, Tasks
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.encoders import (
     EncoderSettings,
     Field,

@@ -31,7 +31,7 @@ class Batch:
     tokens: int
 
 
-class SyntheticTokens(Dataset[torch.Tensor]):
+class _SyntheticTokens(Dataset[torch.Tensor]):
     """Examples of random tokens: the same ones for the same index, made when asked for.
 
     Their lengths are cut at `max_length`, which all of the first `full` examples have, and all
@@ -183,7 +183,7 @@ def build_loader(
     longest = max(1, max_length - padded)
     workers = settings.num_workers
     return DataLoader(
-        SyntheticTokens(
+        _SyntheticTokens(
             vocab_size,
             longest,
             examples=examples + full,

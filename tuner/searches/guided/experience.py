@@ -409,7 +409,10 @@ def best_probe(
     if not untested or fastest <= 0:
         return None
     speed, size = experience.quantities(open_)
-    fits = _share_to_fit(experience.pool, np.exp(size.mean), open_)
+    pool, device_bytes = experience.pool, np.exp(size.mean)
+    # The share of its moving memory that each may take to fit; negative if its weights do not.
+    loaded = np.minimum(pool.loaded_bytes[open_], device_bytes)
+    fits = (pool.usable_bytes - loaded) / np.maximum(device_bytes - loaded, 1.0)
     gain = speed.expected / fastest - 1.0
     best: Probe | None = None
     for own in untested:
@@ -446,9 +449,3 @@ def never_fitted(pool: Pool, experience: Experience) -> list[str]:
         for value, has in unordered_values(pool).items()
         if fitted and has[ran_out].any() and not has[fitted].any()
     )
-
-
-def _share_to_fit(pool: Pool, device_bytes: Floats, places: NDArray[np.intp]) -> Floats:
-    """The share of its moving memory that each may take to fit; negative if its weights do not."""
-    loaded = np.minimum(pool.loaded_bytes[places], device_bytes)
-    return (pool.usable_bytes - loaded) / np.maximum(device_bytes - loaded, 1.0)

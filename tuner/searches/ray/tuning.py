@@ -25,7 +25,7 @@ from tuner.core.errors import TunerError
 from tuner.core.records import Outcome
 from tuner.searches.crew import Crew
 from tuner.searches.nodes import Need
-from tuner.searches.ray.nodes import options_of
+from tuner.searches.ray.cluster import options_of
 from tuner.searches.worker import TrialWorker, WorkerPlan
 
 INDEX, NODE, NAME, ACTOR, PROPOSED = "index", "node", "name", "actor", "proposed"
@@ -61,7 +61,7 @@ ENVIRONMENT = {
 """Ray Tune's settings, by the variables that it documents."""
 
 
-class TrialTrainable(tune.Trainable):  # type: ignore[misc]
+class _TrialTrainable(tune.Trainable):  # type: ignore[misc]
     """A trial of Tune: starts an actor with the trial's resources, or uses the one that it has.
 
     An actor that can run no trial keeps its resources until the search is over: otherwise a broken
@@ -260,10 +260,10 @@ def run(crew: Crew, folder: Path) -> None:
     )
 
 
-def _trainable(crew: Crew) -> type[TrialTrainable]:
+def _trainable(crew: Crew) -> type[_TrialTrainable]:
     """The trainable of searches with these plans, which are sent with its class."""
 
-    class PlannedTrainable(TrialTrainable):
+    class PlannedTrainable(_TrialTrainable):
         plans = tuple((crew.plan(index), need) for index, need in enumerate(crew.needs))
 
     return PlannedTrainable
