@@ -35,7 +35,7 @@ from tuner.space.models.catalogue import get_entry, resolve_config
 
 
 @dataclass(frozen=True, slots=True)
-class Applying:
+class _Applying:
     """A program with the recommended values.
 
     `lacking` are the values that it has no setting for ("lora_dropout = 0.05"), `refused` says what
@@ -53,7 +53,7 @@ def applying(
     configuration: Configuration,
     words: Sequence[str],
     selected: Sequence[str] = (),
-) -> Applying:
+) -> _Applying:
     """Give the files or the program in `words` the values of `configuration`; nothing is written.
 
     Without words it is the program that the space searches. Raises `InputError` for files that set
@@ -117,7 +117,7 @@ def applying(
             f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
             "suited the one may not suit the other"
         )
-    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
+    return _Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:

@@ -15,7 +15,7 @@ from tuner.core.records import Configuration, Prediction, RunTime, Verdict, pars
 from tuner.core.units import GIB, format_duration, significant
 from tuner.cost.calibrate import widened
 from tuner.predict.predict import doubts_of
-from tuner.predict.predictor import PredictionJob, Predictor, SpacePredictor
+from tuner.predict.predictor import Predictor, SpacePredictor, predictor_of
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -59,7 +59,6 @@ class _OnGpu:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict in a word."""
         if self.is_unknown:
             return Verdict.UNKNOWN
         return self.prediction.verdict if self.prediction else Verdict.DOES_NOT_FIT
@@ -70,7 +69,6 @@ class _OnGpu:
         return self.prediction is not None and self.prediction.fits and not self.is_unknown
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         values = self.prediction.to_answer() if self.prediction else {"fits": False}
         values |= {"fits": None} if self.is_unknown else {}
         refused = self.refused or None
@@ -106,7 +104,6 @@ class _Everywhere:
         return Verdict.UNKNOWN if unknown else Verdict.DOES_NOT_FIT
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {
             "source": "predicted",
             "model": self.model,
@@ -125,8 +122,7 @@ def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> _Everyw
     """
     first = asked()
     space = first.space
-    job = PredictionJob(space.workload, space.predicted_model())
-    predictor = Predictor(job)
+    predictor = predictor_of(space)
     facts = SpaceFacts.of(space)
     in_fp16: list[Asked] = []
 
@@ -158,7 +154,7 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> _Ever
             asked = replace(options, margin=None).predictions(read, first)
             asked.plan(read)
             plan = (plan, *plan.others)[: (asked.largest or 0) + 1][-1]
-        predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
+        predictor = Predictor(WORKLOAD, plan.model)
         in_fp16: list[ProgramPlan] = []
 
         def on(gpu: Gpu) -> _OnGpu:

@@ -181,7 +181,7 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
     return sorted_by_use(records, target).comparable
 
 
-class Sorted(NamedTuple):
+class _Sorted(NamedTuple):
     """Records grouped by their use.
 
     `stale` records differ from `comparable` ones in library versions only. Records `aside` are
@@ -193,7 +193,7 @@ class Sorted(NamedTuple):
     aside: list[Excluded]
 
 
-def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
+def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> _Sorted:
     """The records of this space, GPU and memory by their use; `aside` holds any memory size."""
     here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
     possible, aside = sorted_out(here, target.space)
@@ -204,7 +204,7 @@ def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
     for record in own:
         if record.alike(newest[record.source], versions=False):
             (kept if record.alike(newest[record.source]) else old).append(record)
-    return Sorted(tuple(kept), tuple(old), aside)
+    return _Sorted(tuple(kept), tuple(old), aside)
 
 
 def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
@@ -242,7 +242,7 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
 
 
-def usable(target: Target) -> Sorted:
+def usable(target: Target) -> _Sorted:
     """The records of `target` by their use; logs a warning about those set aside.
 
     Raises `UnavailableError` if no record is comparable.

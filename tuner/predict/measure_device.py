@@ -167,7 +167,12 @@ def measure_device(
     report(f"launch  {launch.typical_s * 1e6:.2f} us an operator")
     shortest = microbench.time_shortest_kernel(watch)
     report(f"kernel  {shortest.typical_s * 1e6:.2f} us at least")
-    traffic = (*_traffic(survey, plan), *_dequantise(survey, plan))
+    traffic: tuple[TrafficRate, ...] = tuple(_traffic(survey, plan))
+    for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
+        for rows, columns in plan.weights:
+            label = f"{name} {rows}x{columns}"
+            measure = microbench.time_dequantise
+            traffic += tuple(_rate(survey, name, label, measure, kind, rows, columns))
     attention = tuple(_attention(survey, plan))
     matmul = tuple(_matmul(survey, plan))
     if not matmul:
@@ -212,13 +217,6 @@ def _traffic(survey: _Survey, plan: _MeasurePlan) -> Iterator[TrafficRate]:
         for size in traffic_sizes(plan.largest_traffic_bytes):
             label = f"{kind} {size}"
             yield from _rate(survey, kind, label, microbench.time_traffic, kind, size)
-
-
-def _dequantise(survey: _Survey, plan: _MeasurePlan) -> Iterator[TrafficRate]:
-    for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
-        for rows, columns in plan.weights:
-            label = f"{name} {rows}x{columns}"
-            yield from _rate(survey, name, label, microbench.time_dequantise, kind, rows, columns)
 
 
 def _rate(

@@ -67,26 +67,18 @@ OnProgress = Callable[[int, int], None]
 """Called with structures done and structures in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionJob:
-    """The subject of predictions: a workload and a model, by name; cheap to make and to send."""
-
-    workload: str
-    model: str
-
-
 class Predictor:
-    """Predicts configurations of one job. Keeps what it traced in memory and on disk.
+    """Predicts configurations of a workload and a model. Keeps traces in memory and on disk.
 
     `workers` processes trace; with fewer than two, this process does. Neither torch nor
     transformers is imported while every timeline asked for is on disk, or comes with tuner and is
     of the versions that are installed; with `anew` none of those is used.
     """
 
-    def __init__(self, job: PredictionJob, *, workers: int = 0, anew: bool = False) -> None:
+    def __init__(self, workload: str, model: str, *, workers: int = 0, anew: bool = False) -> None:
         self._workers = workers
         self._traces = Traces(anew=anew)
-        self._subject = Subject(job.workload, job.model)
+        self._subject = Subject(workload, model)
 
     def predict(
         self,
@@ -189,7 +181,8 @@ class Predictor:
                 by_allocator.setdefault(allocator, []).append(index)
             for some in by_allocator.values():
                 groups.append(_Group(sized, tuple(some), tuple(configurations[n] for n in some)))
-        self._trace_optimizers(groups)
+        wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
+        trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
         estimated = {index for group in groups for index in group.indices}
         in_full = {i: c for i, c in enumerate(configurations) if i not in estimated}
         _check_traced_in_full(len(in_full))
@@ -219,10 +212,6 @@ class Predictor:
                 on_progress(done, len(wanted))
         found = ((self._traces.sized(self._subject, each), places[each]) for each in wanted)
         return [(sized, indices) for sized, indices in found if sized is not None]
-
-    def _trace_optimizers(self, groups: Sequence[_Group]) -> None:
-        wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
-        trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
 
 
 def _of_group(
@@ -435,4 +424,4 @@ class SpacePredictor:
 
 def predictor_of(space: SearchSpace, *, workers: int = 0) -> Predictor:
     """A new predictor of the space's workload and model, for any GPU type."""
-    return Predictor(PredictionJob(space.workload, space.predicted_model()), workers=workers)
+    return Predictor(space.workload, space.predicted_model(), workers=workers)

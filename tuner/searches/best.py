@@ -60,7 +60,6 @@ class _Gain:
     saved_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {
             "configuration": self.baseline.configuration.to_dict(),
             "status": str(self.baseline.outcome.status),

@@ -116,7 +116,6 @@ class _CalibratedRisk:
         self._risk = np.zeros(0)
 
     def tell(self, record: TrialRecord) -> None:
-        """Take a trial into account."""
         self._records.append(record)
 
     def risk(self) -> NDArray[np.float64]:

@@ -150,7 +150,6 @@ class _OptunaStrategy(Strategy):
             self._pending[configuration.key] = self._study.ask(self._box)
 
     def tell(self, record: TrialRecord) -> None:
-        """Tell the study about the record."""
         trial = self._pending.pop(record.configuration.key)
         for name, value in _attributes(record).items():
             trial.set_user_attr(name, value)

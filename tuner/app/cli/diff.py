@@ -219,7 +219,6 @@ class _StackRun:
     log_tail: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {"python": self.python, "fits": self.found.fits, "needed": self.needed.to_dict()}
 
 
@@ -252,7 +251,6 @@ class _StackDifference:
     code: tuple[_CodeMemory, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {
             "source": "emulated",
             "before": self.before.to_dict(),
@@ -307,7 +305,6 @@ def _run(python: Path, program: Sequence[str], machine: Machine, steps: int) -> 
 
 @contextlib.contextmanager
 def _command(python: Path, program: Sequence[str]) -> Iterator[list[str]]:
-    """The command line of `program` in the environment of `python`."""
     if Path(program[0]).suffix in PYTHON:  # a script or a notebook, as `tuner check` takes it
         with runnable(read_program(program)) as command:
             yield [str(python), *command[1:]]

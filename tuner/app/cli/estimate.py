@@ -168,7 +168,6 @@ def command(  # noqa: PLR0913 - one argument for each option
 
 
 def _answer_of(found: Estimate) -> Answer:
-    """The verdict and its numbers."""
     prediction = found.prediction
     answer = Answer(
         prediction.verdict,
@@ -183,7 +182,6 @@ def _answer_of(found: Estimate) -> Answer:
 
 
 def _fields(found: Estimate, notes: Sequence[str]) -> list[Field]:
-    """The short answer."""
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     limiting = found.stages.limiting if found.stages is not None else ""
     cost = cost_of(prediction, configuration, SpaceFacts.of(found.space), gpu)

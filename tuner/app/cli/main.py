@@ -125,7 +125,6 @@ class _LazyGroup(click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -45,7 +45,6 @@ class _Parsed(click.ParamType[Any]):
 
 
 def _size(text: str, option: str) -> int:
-    """A size in bytes, typed with its unit."""
     return parse_bytes(text, what=option)
 
 
@@ -75,7 +74,6 @@ def _share(text: str, option: str) -> float:
 
 
 def _amount(text: str, option: str) -> float:
-    """A number above 0."""
     amount = _finite(text)
     if amount is None or amount <= 0:
         raise InputError(f"{option} {text!r} is not a number above 0")

@@ -216,7 +216,6 @@ class _Known:
         executions: Any,
         parameters: Sequence[_Kept],
     ) -> SizedTimeline:
-        """The timeline of these events, operators and parameters."""
         sizes, works, numels = self._tables
         return SizedTimeline.of(
             events,
@@ -370,23 +369,19 @@ class _Part(NamedTuple):
             replace(block, number=number)
             for block, number in zip(traced.timeline.blocks, sizes, strict=True)
         ]
+        # Executions of each operator in the passes of the second step: (S, 2, W).
+        found = executions_of(traced.timeline)
+        executions = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
+        np.add.at(executions.transpose(2, 0, 1), works, found.transpose(2, 0, 1))
         return cls(
             replace(traced.timeline, blocks=blocks),
-            _executions(traced, works, distinct),
+            executions,
             [
                 (number, parameter._replace(numel=0))
                 for number, parameter in zip(numels, traced.parameters, strict=True)
             ],
             traced.remarks,
         )
-
-
-def _executions(traced: Trace, numbers: list[int], distinct: int) -> Any:
-    """Executions of each operator in the passes of the second step: (S, 2, W)."""
-    found = executions_of(traced.timeline)
-    counts = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
-    np.add.at(counts.transpose(2, 0, 1), numbers, found.transpose(2, 0, 1))
-    return counts
 
 
 def _line(counted: Sequence[Any], more: Sequence[int]) -> Any:

@@ -34,19 +34,14 @@ def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int6
     if not len(ours):
         return np.zeros(0, dtype=np.int64)
     costs = _costs(ours, theirs)
-    total = costs[-1] + _trailing(costs.shape[1])
+    trailing = np.ones(costs.shape[1], dtype=np.int32)  # one run more where not all are inserted
+    trailing[-1] = 0
+    total = costs[-1] + trailing
     if total.min() >= _NEVER:
         return None
     end = int(np.argmin(total))
     places: NDArray[np.int64] = np.arange(len(ours)) + _shifts(costs, end)
     return places
-
-
-def _trailing(width: int) -> NDArray[np.int32]:
-    """One run more where the insertions before the end are not all."""
-    trailing = np.ones(width, dtype=np.int32)
-    trailing[-1] = 0
-    return trailing
 
 
 def _costs(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -316,7 +311,9 @@ class Depth:
                 for part in self._repeated(together, theirs[at_two:]):
                     pieces.append(part)
                     for kind in part.order(self._pair):
-                        tokens.append(self._tokens(part, kind))
+                        first = part.starts[kind]
+                        own = self.ones[kind].tokens
+                        tokens.append(own[first : first + part.lengths[kind]])
                         at_two += part.lengths[kind]
                 at_base = before
             pieces.append(_Shared(at_base, end))
@@ -325,10 +322,6 @@ class Depth:
                 raise Different
             found.append(pieces)
         return found
-
-    def _tokens(self, piece: _Repeated, kind: int) -> Any:
-        start = piece.starts[kind]
-        return self.ones[kind].tokens[start : start + piece.lengths[kind]]
 
     def _at_one_place(self, scattered: Sequence[_Insertion]) -> list[_Insertion]:
         """Runs of all kinds before the same event of the base model. Raises `Different`.

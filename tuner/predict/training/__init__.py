@@ -122,7 +122,6 @@ class _FunctionWorkload:
     def open(
         self, model_config: Any, configuration: Configuration, environment: Environment
     ) -> TrainingSession:
-        """The session that the function opens."""
         return self.function(model_config, configuration, environment)
 
 

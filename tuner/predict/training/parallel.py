@@ -265,12 +265,11 @@ class _ZeroEngine:
         self._engine.backward(loss)
 
     def step(self) -> None:
-        """Clip, update, and forget the gradients."""
         self._engine.step()
 
 
 @runtime_checkable
-class Traced(Protocol):
+class _Traced(Protocol):
     """An environment without values, which stands in for what ranks exchange."""
 
     def communicate(self, bucket: Any) -> Any:
@@ -378,7 +377,7 @@ def distribute(
         return Ranks(called, parallelism, sync_each_batch=sharding.sync_each_batch)
     with _comparing_nothing() if device == "meta" else contextlib.nullcontext():
         called = _replicate(model, device, may_have_idle=may_have_idle)
-    if isinstance(environment, Traced):
+    if isinstance(environment, _Traced):
         # DDP reads annotations of a hook, and refuses those that are text.
         called.register_comm_hook(environment, lambda traced, bucket: traced.communicate(bucket))
         called.logger = _NoStatistics()

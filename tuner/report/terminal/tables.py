@@ -64,7 +64,6 @@ class _Sheet:
         self._by_worth = [*others, *reversed(dropped)]
 
     def add_row(self, *cells: str) -> None:
-        """A row with a cell for each column."""
         for column, cell in zip(self._columns, cells, strict=True):
             column.cells.append(printable(cell))
 

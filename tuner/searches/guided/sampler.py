@@ -133,7 +133,9 @@ class Guided:
             return None, 0.0
         risk = self.oom_probability()[places]
         allowed = self.allowed_risk()
-        advance = self._advance() if self._may_probe() else 0.0
+        advance = 0.0  # the risk that proposals may take which move the front
+        if self._may_probe():
+            advance = min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
         possible = risk <= max(allowed, advance)
         if not possible.any():
             # The first trial must take a risk; later ones do so only if it is affordable.
@@ -242,10 +244,6 @@ class Guided:
         left = self._oom_share * trials - self._spent()
         return min(max(left, self._oom_share), HIGHEST_RISK)
 
-    def _advance(self) -> float:
-        """The probability of running out of memory allowed to proposals that move the front."""
-        return min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
-
     def _spent(self) -> float:
         """Number of trials that ran out of memory, and of running ones expected to."""
         return len(self.experience.oom) + float(self.experience.risk(self._running()).sum())
@@ -286,7 +284,11 @@ class Guided:
         `doubt` is the share of the standard deviations that counts.
         """
         runs, front = self.failures.probability()[places], self.front()
-        goals = self._goal_front() if self._goals else None
+        goals = None
+        if self._goals:  # the front of measured and running candidates
+            seen, rates, sizes = self._so_far()
+            small = sizes <= self.pool.usable_bytes
+            goals = GoalFront(self._goals, seen[small], rates[small], sizes[small])
         found = []
         for chance, wide_speed, wide_size in self.experience.quantities_by_case(places):
             fits = runs * wide_size.probability_below(self.pool.usable_bytes)
@@ -303,12 +305,6 @@ class Guided:
             faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
             found.append((chance, volume, fits * faster))
         return found
-
-    def _goal_front(self) -> GoalFront:
-        """The front of the goals, of measured and running candidates."""
-        seen, speed, size = self._so_far()
-        fits = size <= self.pool.usable_bytes
-        return GoalFront(self._goals, seen[fits], speed[fits], size[fits])
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Places of measured and running candidates, with their throughput and memory."""

@@ -273,7 +273,6 @@ class _SearchMetrics:
             self._of_ray[name] = Histogram(name, text, list(ends), TAGS)
 
     def record(self, record: TrialRecord) -> None:
-        """Count a trial that ended."""
         tell = self._of_ray
         if not tell:
             return
