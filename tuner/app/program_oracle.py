@@ -61,9 +61,8 @@ class PredictedProgram:
     """The program fits without its evaluation, and not with it."""
     examples: int | None = None
     """The examples of its data, as far as they are given."""
-    ended: str = "predicted"
-    inputs: tuple[tuple[int, int], ...] = ()
-    source = "predicted"
+    source = ended = "predicted"
+    inputs: ClassVar[tuple[tuple[int, int], ...]] = ()
     host_is_full = False
     generates = False
     compares = ""

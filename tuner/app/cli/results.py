@@ -91,12 +91,11 @@ class _Selected:
         return load_targets(**named, names=names)
 
 
-def target_options(
-    model_help: str = "Model the search was run with, if you overrode it.",
-) -> Callable[[_Decorated], _Decorated]:
+def target_options(function: _Decorated) -> _Decorated:
     """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
-    options = together(space_option(), gpu_options, model_option(model_help), results_option)
-    return lambda function: options(gathered(function, "selected", _Selected))
+    model = model_option("Model the search was run with, if you overrode it.")
+    options = together(space_option(), gpu_options, model, results_option)
+    return options(gathered(function, "selected", _Selected))
 
 
 def criteria_options(function: _Decorated) -> _Decorated:
@@ -109,7 +108,7 @@ def criteria_options(function: _Decorated) -> _Decorated:
     "tuner best --space qlora27b --gpu a6000 --headroom 10%",
     "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
 )
-@target_options()
+@target_options
 @criteria_options
 @json_option
 def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
@@ -146,7 +145,7 @@ def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
     "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False)
-@target_options()
+@target_options
 @where_option
 @objective_option
 @json_option
@@ -250,7 +249,7 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     "tuner report --space qlora27b --gpu a6000",
     "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
-@target_options()
+@target_options
 @where_option
 @json_option
 def report(*, selected: _Selected, where: tuple[str, ...], as_json: bool) -> int:
@@ -282,7 +281,7 @@ def report(*, selected: _Selected, where: tuple[str, ...], as_json: bool) -> int
     "tuner apply --space dynamo_t4 --gpu t4 --yes config.yaml",
     "tuner apply --space qlora4b --gpu a6000 -- torchrun train.py --epochs 3",
 )
-@target_options()
+@target_options
 @criteria_options
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
@@ -333,7 +332,7 @@ def write_asked(change: Change | None, *, yes: bool = False) -> None:
     "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
     "tuner export --space cot8b_h100 --gpu h100_sxm --format command",
 )
-@target_options()
+@target_options
 @criteria_options
 @click.option(
     "--format", "name", required=True, metavar="NAME", help=f"One of {', '.join(FORMATS)}."

@@ -151,7 +151,6 @@ def _request(
         objectives=plan.objectives,
         initial=initial,
         resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
-        workload=space.workload,
         margin_bytes=plan.margin_bytes,
         versions=plan.versions,
         **how,

@@ -242,7 +242,7 @@ class CausalLM:
         parallelism = settings.parallelism
         parallelism.require(configuration)
         require_trained(model_config, num_labels=settings.examples.labels)
-        require_positions(model_config, settings.examples.length, "max_length")
+        require_positions(model_config, settings.examples.length)
         images = _images(model_config, settings, environment)
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)

@@ -249,7 +249,7 @@ class Contrastive:
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = _ContrastiveSettings.of(configuration)
-        require_positions(model_config, max(settings.lengths), "max_length")
+        require_positions(model_config, max(settings.lengths))
         environment.enter(Phase.LOAD, 0)
         return LossSession(
             _build(model_config, settings, environment),

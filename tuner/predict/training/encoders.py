@@ -61,9 +61,9 @@ def names(value: tuple[str, ...]) -> tuple[str, ...]:
     return () if value == NO_NAMES else value
 
 
-def require_positions(model_config: Any, length: int, knob: str) -> None:
+def require_positions(model_config: Any, length: int) -> None:
     """Raise `InputError` if the model has fewer than `length` positions."""
-    problem = length_problem(table_positions(model_config.to_dict()), length, knob)
+    problem = length_problem(table_positions(model_config.to_dict()), length, "max_length")
     if problem is not None:
         raise InputError(problem[0], hint=problem[1])
 

@@ -60,14 +60,12 @@ class Guided:
         self,
         pool: Pool,
         *,
-        oom_share: float | None = None,
         goals: Sequence[Goal] = (),
         repeats: bool = False,
     ) -> None:
         self.pool = pool
         self.repeats = repeats
         self._goals = tuple(goals)
-        self._oom_share = OOM_SHARE if oom_share is None else oom_share
         self.experience = Experience(pool)
         self.failures = Failures(pool.candidates.columns)
         self._values = unordered_values(pool).values()
@@ -135,7 +133,7 @@ class Guided:
         allowed = self.allowed_risk()
         advance = 0.0  # the risk that proposals may take which move the front
         if self._may_probe():
-            advance = min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
+            advance = min(OOM_SHARE * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
         possible = risk <= max(allowed, advance)
         if not possible.any():
             # The first trial must take a risk; later ones do so only if it is affordable.
@@ -241,8 +239,8 @@ class Guided:
         close to the limit.
         """
         trials = int(self._ended.sum()) + len(self._pending) + 1
-        left = self._oom_share * trials - self._spent()
-        return min(max(left, self._oom_share), HIGHEST_RISK)
+        left = OOM_SHARE * trials - self._spent()
+        return min(max(left, OOM_SHARE), HIGHEST_RISK)
 
     def _spent(self) -> float:
         """Number of trials that ran out of memory, and of running ones expected to."""

@@ -300,14 +300,13 @@ class PlaceholderDemand:
     forms take turns, because one node answers only one at a time. They end with the connection.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._groups: dict[int, tuple[int, list[PlacementGroup]]] = {}
-        self._clock = clock
 
     def show(self, key: int, need: Need, count: int) -> None:
         """Wait for the need on `count` nodes, 0 or more; placed groups are removed at once."""
         forms = _forms(need)
-        turn = int(self._clock() // FORM_S) % len(forms)
+        turn = int(time.monotonic() // FORM_S) % len(forms)
         before, groups = self._groups.get(key, (turn, []))
         waiting = []
         if before == turn:

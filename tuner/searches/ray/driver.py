@@ -147,7 +147,7 @@ def proposer_of(request: SearchRequest) -> Proposer:
         mirror=mirror,
         knowledge=Knowledge(
             predictions,
-            memory_order(request.workload, request.space.memory),
+            memory_order(request.space.workload, request.space.memory),
             goals_of(request.objectives, configurations, predictions) if predictions else (),
             MemoryBudget(request.gpu.memory_bytes, request.margin_bytes or 0),
             repeats=request.trial_device is not None and not request.trial_device.emulated,
