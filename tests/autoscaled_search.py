@@ -17,8 +17,8 @@ from tune_fakes import SMALL_SPACE, FakeFactory
 from tuner.core.nvml import DeviceIdentity
 from tuner.searches.nodes import Need
 from tuner.searches.options import SearchOptions
+from tuner.searches.ray.cluster import survey
 from tuner.searches.ray.driver import search_all
-from tuner.searches.ray.nodes import survey
 from tuner.searches.request import SearchRequest
 from tuner.space.gpus import get_gpu
 

@@ -20,7 +20,7 @@ from started import end_all
 from whole_tables import checked
 
 from tuner.emulator.toolchain import unavailable
-from tuner.report.terminal.tables import Sheet
+from tuner.report.terminal.tables import _Sheet
 from tuner.searches.joining import AT_IMPORT_OF_RAY
 
 settings.register_profile(
@@ -117,7 +117,7 @@ def _own_cache(shared_folder: Path) -> Iterator[None]:
 def _tables_are_whole() -> Iterator[None]:
     """Every table that a test prints is looked at in a narrow, a usual and a wide terminal."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sheet, "__rich_console__", checked)
+        patch.setattr(_Sheet, "__rich_console__", checked)
         yield
 
 

@@ -12,7 +12,7 @@ from transformers import BertConfig, RobertaConfig
 
 from tuner.core.records import Configuration
 from tuner.predict.predict import predict
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload
 from tuner.space.data import DataFacts
@@ -99,9 +99,7 @@ def assert_compiled_like_traced(
 ) -> None:
     """Compiled predictions must exist and differ from full traces by less than `ALLOWED`."""
     gpu, subject = get_gpu(gpu_name), Subject(workload, model)
-    for ours, values in zip(
-        Predictor(PredictionJob(workload, model)).predict(chosen, gpu), chosen, strict=True
-    ):
+    for ours, values in zip(Predictor(workload, model).predict(chosen, gpu), chosen, strict=True):
         full = predict(subject, values, gpu)
         apart = differences(ours, full)
         rests = RESTS_BYTES / full.memory.peak_allocated_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tuner.app.cli.helping import with_help_all
+from tuner.app.cli import with_help_all
 from tuner.app.cli.main import COMMANDS, cli, load, module_of
 
 ROOT = Path(__file__).parents[1]
@@ -208,7 +208,7 @@ def test_light_modules_load_no_heavy_library():
         "tuner.trial.base",
         "tuner.trial.warm",
         "tuner.predict.training",
-        "tuner.predict.training.base",
+        "tuner.predict.training",
         "tuner.app.cli.main",
     ]
     modules += [module_of(name) for name in COMMANDS]

@@ -18,7 +18,7 @@ from tuner.cost.speed.profile import load_profile
 from tuner.predict import measure_device as measuring
 from tuner.predict.measure_device import (
     AttentionCase,
-    MeasurePlan,
+    _MeasurePlan,
     cuda_plan,
     fitting,
     measure_device,
@@ -51,7 +51,7 @@ def _gpu(request):
     if "gpu" in request.keywords:
         yield
         return
-    plan = MeasurePlan(
+    plan = _MeasurePlan(
         dtypes=("fp32", "bf16", "fp16", "int8"),
         shapes=tuple(product_shapes(tokens=(64,), widths=((64, 64), (16, 64)))),
         largest_traffic_bytes=MIB,

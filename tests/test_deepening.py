@@ -17,9 +17,9 @@ from tuner.cost.as_arrays import to_arrays
 from tuner.cost.memory import peak_memory
 from tuner.cost.traced import Training
 from tuner.predict.compiler import deepening
-from tuner.predict.compiler.alignment import (
+from tuner.predict.compiler.repetition import (
     Different,
-    Free,
+    _Free,
     constant_rule,
     run_rule,
     shared_rule,
@@ -275,16 +275,16 @@ def place(rule, more, run):
 
 def test_a_rule_counts_from_the_end_that_stays():
     # All runs free the newest but one.
-    assert place(run_rule([Free(1, 5)], [Free(1, 6), Free(1, 5)]), [9], 3) == 1
+    assert place(run_rule([_Free(1, 5)], [_Free(1, 6), _Free(1, 5)]), [9], 3) == 1
     # Each run frees the oldest that is left, whatever the depth.
-    oldest = run_rule([Free(7, 2)], [Free(9, 2), Free(8, 2)])
+    oldest = run_rule([_Free(7, 2)], [_Free(9, 2), _Free(8, 2)])
     assert (oldest.newest, place(oldest, [9], 3)) == (False, 2)
     # What lies beneath grows with the depth, by two for a layer of one kind, by one for the other.
-    grown = shared_rule(Free(3, 0), [Free(5, 1), Free(4, 1)], Free(6, 3))
+    grown = shared_rule(_Free(3, 0), [_Free(5, 1), _Free(4, 1)], _Free(6, 3))
     assert (grown.newest, place(grown, [4, 2], 0)) == (True, 13)
     with pytest.raises(Different):
-        shared_rule(Free(3, 0), [Free(5, 1)], Free(8, 3))
+        shared_rule(_Free(3, 0), [_Free(5, 1)], _Free(8, 3))
     # Two kinds whose runs differ: the same place, or none.
-    assert place(constant_rule(Free(4, 1), [Free(5, 1)], kinds=2), [3, 7], 5) == 1
+    assert place(constant_rule(_Free(4, 1), [_Free(5, 1)], kinds=2), [3, 7], 5) == 1
     with pytest.raises(Different):
-        constant_rule(Free(4, 1), [Free(5, 2)], kinds=2)
+        constant_rule(_Free(4, 1), [_Free(5, 2)], kinds=2)

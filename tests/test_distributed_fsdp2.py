@@ -15,7 +15,7 @@ from tuner.core.setup.schemas import memory_order
 from tuner.cost.library_memory import nccl_bytes
 from tuner.predict import predictor as predictor_module
 from tuner.predict.predict import predict
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import resolve_config
@@ -138,7 +138,7 @@ def test_a_space_is_predicted_by_traces_and_refused_where_they_would_take_hours(
     model: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configurations = [asked(gpus_per_trial=2, distributed="fsdp2"), asked()]
-    many = Predictor(PredictionJob("causal_lm", model))
+    many = Predictor("causal_lm", model)
     monkeypatch.setattr(predictor_module, "MOST_TRACED", 0)
     with pytest.raises(InputError, match="traced in full"):
         many.predict(configurations[:1], A6000)

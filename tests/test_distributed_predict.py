@@ -24,7 +24,7 @@ from tuner.cost.rank_memory import buckets_of, replicated
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict
-from tuner.predict.predictor import METHOD, PredictionJob, Predictor
+from tuner.predict.predictor import METHOD, Predictor
 from tuner.predict.traces import Subject
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
@@ -53,7 +53,7 @@ def subject(model: str) -> Subject:
 
 @pytest.fixture(scope="module")
 def predictor(model: str) -> Predictor:
-    return Predictor(PredictionJob("causal_lm", model))
+    return Predictor("causal_lm", model)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from device_fakes import A6000, pretend
 
 from tuner.app import device
 from tuner.app.cli import machine
-from tuner.app.cli.machine import Finding, examine
+from tuner.app.cli.machine import _Finding, examine
 from tuner.app.cli.main import run
 from tuner.core import host
 from tuner.core.errors import UnavailableError
@@ -18,7 +18,7 @@ from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 
 
-def found(outcome: Outcome | Exception, monkeypatch: pytest.MonkeyPatch) -> Finding:
+def found(outcome: Outcome | Exception, monkeypatch: pytest.MonkeyPatch) -> _Finding:
     """The finding about the trial on the GPU of a machine, which ends so."""
 
     def ran(self: object, *trial: object) -> Outcome:

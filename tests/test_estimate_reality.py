@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class CpuEnvironment:
-    """`tuner.predict.training.base.Environment` with random weights on the CPU."""
+    """`tuner.predict.training.Environment` with random weights on the CPU."""
 
     device = "cpu"
 

@@ -10,7 +10,7 @@ import pytest
 from cli_samples import command_of, make_trial, write_samples
 
 from tuner.app.cli import main
-from tuner.app.cli import search as searching
+from tuner.app.cli import tune as searching
 from tuner.app.cli.main import COMMANDS, run
 from tuner.app.search.run import SearchedGpu
 from tuner.core.errors import EXIT_CODES, InputError, NothingFitsError, UnavailableError

@@ -7,7 +7,7 @@ from shared_cases.shallow import shallow
 
 from tuner.app.estimate import one_configuration
 from tuner.predict.predict import predict
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import get_entry
@@ -87,6 +87,6 @@ def test_known_models_answer_by_default(model, precision, tmp_path):
 @pytest.mark.parametrize("model", KNOWN[1::15])
 def test_known_models_answer_at_full_depth(model):
     space, configuration = one_configuration(None, model, {"precision": "nf4"})
-    predictor = Predictor(PredictionJob(space.workload, space.predicted_model()))
+    predictor = Predictor(space.workload, space.predicted_model())
     found = predictor.predict([configuration], GPU)[0]
     assert found.total_params >= (get_entry(model).params or 0)

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from tuner.core.errors import InputError
 from tuner.core.setup.common import Loader
-from tuner.predict.training import get_workload, liger
+from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.predict.training.losses import fused_cross_entropy
+from tuner.predict.training.losses import apply_liger, fused_cross_entropy
 from tuner.predict.training.token_data import build_loader
 from tuner.space.data import DataFacts
 from tuner.trial.device import RealEnvironment, open_session
@@ -194,14 +194,14 @@ def test_a_session_trains_on_its_workers_batches_epoch_after_epoch():
 def test_waiting_for_data_is_counted(monkeypatch):
     import time
 
-    from tuner.predict.training.token_data import SyntheticTokens
+    from tuner.predict.training.token_data import _SyntheticTokens
 
     session = opened(micro_batch=2)
     session.optimizer_step(2)
     before = session.counts.data_wait_s
-    made = SyntheticTokens.__getitem__
+    made = _SyntheticTokens.__getitem__
     monkeypatch.setattr(
-        SyntheticTokens, "__getitem__", lambda self, i: time.sleep(0.02) or made(self, i)
+        _SyntheticTokens, "__getitem__", lambda self, i: time.sleep(0.02) or made(self, i)
     )
     started = time.perf_counter()
     session.optimizer_step(2)
@@ -323,7 +323,7 @@ def test_settings_that_pytorch_refuses_are_an_input_error(text):
 
 def test_liger_must_be_installed():
     with pytest.raises(InputError, match="pip install liger-kernel"):
-        liger.apply_liger(opened().model)
+        apply_liger(opened().model)
     with pytest.raises(InputError, match="pip install liger-kernel"):
         fused_cross_entropy()
 
@@ -341,11 +341,11 @@ def test_liger_is_applied_to_models_that_it_knows(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.utils.is_liger_kernel_available", lambda: True)
     monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: True)
     model = opened().model.get_base_model()
-    liger.apply_liger(model)
+    apply_liger(model)
     assert model.has_liger
     model.config.model_type = "gpt_neo"
     with pytest.raises(InputError, match=r"gpt_neo.*\n.*llama"):
-        liger.apply_liger(model)
+        apply_liger(model)
 
 
 def test_a_trace_is_of_the_defaults_of_what_it_does_not_model():

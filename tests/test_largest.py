@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tuner.app.cli.main import run
-from tuner.app.largest import highest
+from tuner.app.programs import highest
 from tuner.space.models.catalogue import family_of
 
 PROGRAM = """\

@@ -8,7 +8,7 @@ import pytest
 from encoder_samples import shallow_encoder
 
 from tuner.core.setup.schemas import MEMORY_ORDERS
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
@@ -44,7 +44,7 @@ def test_what_is_larger_in_the_declared_knobs_is_predicted_to_take_as_much(tmp_p
         configure(space, dict(zip(moved, values, strict=True)), strict=False)
         for values in itertools.product(*moved.values())
     ]
-    found = Predictor(PredictionJob(workload, path)).predict(chosen, get_gpu("a100_80gb"))
+    found = Predictor(workload, path).predict(chosen, get_gpu("a100_80gb"))
     size = dict(zip(chosen, (p.memory.device_bytes for p in found), strict=True))
     compared = 0
     for small, large in itertools.permutations(chosen, 2):

@@ -8,8 +8,7 @@ from results_samples import GPU, SPACE, make_search, write_all
 
 from tuner.core.records import MemoryCategory
 from tuner.cost.step_details import MemoryTimeline
-from tuner.predict.memory_timeline import MAX_POINTS, trace_timeline
-from tuner.predict.predict import predict
+from tuner.predict.predict import MAX_POINTS, predict, trace_timeline
 from tuner.predict.traces import Subject
 from tuner.report.memory_timeline import timeline_figure
 from tuner.report.report import MEMORY_COLORS

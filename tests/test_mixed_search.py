@@ -14,7 +14,7 @@ from tuner.core.errors import UnavailableError
 from tuner.searches.journal import read_journal
 from tuner.searches.options import SearchOptions
 from tuner.searches.progress import StoppedBy
-from tuner.searches.ray import nodes
+from tuner.searches.ray import cluster
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.searches.store import ResultsFolder
 from tuner.space.gpus import get_gpu
@@ -131,9 +131,9 @@ class TestNames:
     ):
         def survey(address, needs):
             met = tuple(need for need in needs if need.gpu.id == there)
-            return nodes.Survey(met, grows=False, emulated=False, missing=None)
+            return cluster._Survey(met, grows=False, emulated=False, missing=None)
 
-        monkeypatch.setattr(nodes, "survey", survey)
+        monkeypatch.setattr(cluster, "survey", survey)
         monkeypatch.setattr("tuner.app.target.checked_address", lambda address: address)
         (target,) = load_targets("wide.yaml", ["h100"], address="10.0.0.1:6379")
         assert target.gpu.id == there

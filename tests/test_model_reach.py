@@ -16,8 +16,8 @@ from tuner.app.cli.main import cli
 from tuner.app.estimate import one_configuration
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory
-from tuner.predict.compiler.alignment import Different
 from tuner.predict.compiler.deepening import layer_types, with_layers
+from tuner.predict.compiler.repetition import Different
 from tuner.predict.predict import check_supported
 from tuner.predict.training.quantized import adaptable_names
 from tuner.space.gpus import get_gpu

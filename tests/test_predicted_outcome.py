@@ -11,7 +11,7 @@ from estimate_samples import SIZES, configuration
 from tuner.core.records import Outcome, Source, Status
 from tuner.core.units import MIB
 from tuner.predict.predict import predict
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 
@@ -73,8 +73,8 @@ def test_traces_are_kept_and_end_the_same(model, monkeypatch, tmp_path):
     asked = [configuration(lora_rank=4), configuration(gradient_checkpointing=True)]
     subject = Subject("causal_lm", model)
     alone = [predict(subject, each, A6000) for each in asked]
-    job = PredictionJob("causal_lm", model)
-    assert Predictor(job, workers=2).traced(asked, A6000) == alone
+    job = ("causal_lm", model)
+    assert Predictor(*job, workers=2).traced(asked, A6000) == alone
     assert any(tmp_path.iterdir())
     monkeypatch.setattr("tuner.predict.predictor.trace_all", None)  # would raise a TypeError
-    assert Predictor(job).traced(asked[::-1], A6000) == alone[::-1]
+    assert Predictor(*job).traced(asked[::-1], A6000) == alone[::-1]

@@ -16,10 +16,10 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Prediction
 from tuner.predict import cache
 from tuner.predict.compiler import deepening
-from tuner.predict.compiler.alignment import Different
+from tuner.predict.compiler.repetition import Different
 from tuner.predict.predict import METHOD as IN_FULL
 from tuner.predict.predict import predict
-from tuner.predict.predictor import METHOD, PredictionJob, Predictor
+from tuner.predict.predictor import METHOD, Predictor
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import architecture, load_catalogue, resolve_config
@@ -69,7 +69,7 @@ def kept(model, tmp_path_factory) -> tuple[Path, list[Prediction]]:
     path = tmp_path_factory.mktemp("kept") / "timelines"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(cache.FOLDER_VARIABLE, str(path))
-        return path, Predictor(PredictionJob("causal_lm", model)).predict([BASE], AMPERE)
+        return path, Predictor("causal_lm", model).predict([BASE], AMPERE)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def stored_base(kept, folder) -> list[Prediction]:
 
 
 @pytest.fixture
-def job(model) -> PredictionJob:
-    return PredictionJob("causal_lm", model)
+def job(model) -> tuple[str, str]:
+    return "causal_lm", model
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def optimizers(monkeypatch) -> list:
 
 
 def test_predictions_come_in_the_order_of_the_configurations(job):
-    together = Predictor(job).predict(SPACE, AMPERE)
-    backwards = Predictor(job).predict(SPACE[::-1], AMPERE)[::-1]
+    together = Predictor(*job).predict(SPACE, AMPERE)
+    backwards = Predictor(*job).predict(SPACE[::-1], AMPERE)[::-1]
     assert together == backwards
     methods = {prediction.method.partition(";")[0] for prediction in together}
     assert methods == {METHOD, IN_FULL}  # some are replayed
@@ -145,7 +145,7 @@ def test_estimates_are_those_of_replays_but_for_what_the_allocator_holds(job):
         for accum in (1, 4)
         for batch, rows in ((1, 8), (3, 0), (5, 1))
     ]
-    one = Predictor(job)
+    one = Predictor(*job)
     estimated, exact = one.predict(space, AMPERE), one.traced(space, AMPERE)
     for ours, theirs in zip(estimated, exact, strict=True):
         assert ours.speed.breakdown_s == pytest.approx(theirs.speed.breakdown_s)
@@ -164,9 +164,9 @@ def test_estimates_are_those_of_replays_but_for_what_the_allocator_holds(job):
 def test_several_processes_say_the_same_as_one(job, monkeypatch):
     """Traced in two processes and in one: no difference."""
     configurations = [*SPACE, *(c.replace(gradient_checkpointing=False) for c in SPACE)]
-    one = Predictor(job).predict(configurations, AMPERE)
+    one = Predictor(*job).predict(configurations, AMPERE)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, "off")
-    assert Predictor(job, workers=2).predict(configurations, AMPERE) == one
+    assert Predictor(*job, workers=2).predict(configurations, AMPERE) == one
 
 
 def test_progress_counts_structures(job):
@@ -176,7 +176,7 @@ def test_progress_counts_structures(job):
         BASE.replace(gradient_checkpointing=False),
         BASE.replace(micro_batch=1),
     ]
-    first = Predictor(job)
+    first = Predictor(*job)
     first.predict(configurations, AMPERE, on_progress=lambda *numbers: seen.append(numbers))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     seen.clear()
@@ -192,7 +192,7 @@ def test_progress_counts_structures(job):
 
 
 def test_five_types_of_gpu_share_traces(job, traced, optimizers):
-    shared = Predictor(job)
+    shared = Predictor(*job)
     gpus = ["a5000", "rtx4090", "a100_80gb_pcie", "h100_pcie", "l4"]
     for gpu in gpus:
         shared.predict(SPACE, get_gpu(gpu))
@@ -209,7 +209,7 @@ def test_sizes_optimizers_and_accumulation_share_a_structure(job, traced):
         {"max_grad_norm": 0.0},
         {"grad_accum": 1},
     ]
-    Predictor(job).predict([BASE, *(BASE.replace(**change) for change in changes)], AMPERE)
+    Predictor(*job).predict([BASE, *(BASE.replace(**change) for change in changes)], AMPERE)
     assert len(traced) == 1
 
 
@@ -217,19 +217,19 @@ def test_sizes_optimizers_and_accumulation_share_a_structure(job, traced):
 
 
 def test_what_is_stored_is_not_traced_again(job, traced, optimizers):
-    first = Predictor(job).predict(SPACE, AMPERE)
+    first = Predictor(*job).predict(SPACE, AMPERE)
     done = len(traced), len(optimizers)
-    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert Predictor(*job).predict(SPACE, AMPERE) == first
     assert (len(traced), len(optimizers)) == done
 
 
 WARM = """
 import json, sys
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.space.gpus import get_gpu
 from tuner.core.records import Configuration, Prediction
 given = Configuration(json.loads(sys.argv[1]))
-(found,) = Predictor(PredictionJob("causal_lm", "smollm2-135m")).predict([given], get_gpu("a5000"))
+(found,) = Predictor("causal_lm", "smollm2-135m").predict([given], get_gpu("a5000"))
 print(json.dumps([found.to_dict(), sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
 """
 
@@ -259,15 +259,15 @@ def entries(folder: Path) -> dict[str, bytes]:
 
 
 def test_damaged_entries_are_built_again(job, folder, traced):
-    first = Predictor(job).predict(SPACE, AMPERE)
+    first = Predictor(*job).predict(SPACE, AMPERE)
     before = entries(folder)
     for path in folder.iterdir():
         path.write_bytes(path.read_bytes()[:-7])
-    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert Predictor(*job).predict(SPACE, AMPERE) == first
     assert len(traced) == 2
     assert entries(folder).keys() == before.keys()
     traced.clear()
-    assert Predictor(job).predict(SPACE, AMPERE) == first
+    assert Predictor(*job).predict(SPACE, AMPERE) == first
     assert traced == []
 
 
@@ -306,7 +306,7 @@ def test_arrays_that_do_not_belong_together_are_built_again(
         assert arrays is not None
         if "operators.tensor_of" in arrays:  # not the optimizer
             cache.write_arrays(path.stem, DAMAGES[damage](dict(arrays)))
-    assert Predictor(job).predict([BASE], AMPERE) == stored_base
+    assert Predictor(*job).predict([BASE], AMPERE) == stored_base
     assert len(traced) == 1
 
 
@@ -314,7 +314,7 @@ def test_arrays_that_do_not_belong_together_are_built_again(
 def test_strange_predictions_are_made_again(job, folder, stored_base, value):
     for path in folder.glob("*.json"):
         cache.write_json(path.stem, value)
-    assert Predictor(job).predict([BASE], AMPERE) == stored_base
+    assert Predictor(*job).predict([BASE], AMPERE) == stored_base
 
 
 # -- fallbacks and refusals -------------------------------------------------------------------
@@ -328,7 +328,7 @@ def test_a_structure_without_a_timeline_is_traced_each_time(job, model, monkeypa
     for name in ("_from_few_layers", "_from_all_layers"):
         monkeypatch.setattr(deepening, name, refuse)
         refuse.__name__ = name
-    ours = Predictor(job).predict(SPACE, AMPERE)
+    ours = Predictor(*job).predict(SPACE, AMPERE)
     full = predict(Subject("causal_lm", model), SPACE[0], AMPERE)
     assert (ours[0].memory, ours[0].speed) == (full.memory, full.speed)
     assert {each.method.partition(";")[0] for each in ours} == {IN_FULL}
@@ -338,7 +338,7 @@ def test_a_structure_without_a_timeline_is_traced_each_time(job, model, monkeypa
 def test_number_formats_that_a_gpu_lacks_are_refused(job, traced, knob):
     """Before anything is traced, whatever stands beside them."""
     with pytest.raises(InputError) as caught:
-        Predictor(job).predict(
+        Predictor(*job).predict(
             [BASE.replace(precision="fp32", mixed_precision="no"), BASE.replace(**{knob: "bf16"})],
             get_gpu("t4"),
         )
@@ -371,9 +371,9 @@ def test_a_models_own_folder_has_the_same_window(tmp_path):
 
 def test_logits_that_an_evaluation_keeps_are_joined_on_the_gpu(job):
     asked = BASE.replace(eval_batch=16, max_length=200, loss="transformers")
-    vocabulary = resolve_config(job.model).vocab_size
+    vocabulary = resolve_config(job[1]).vocab_size
     logits = 16 * 200 * vocabulary * 4
-    (none, two, three) = Predictor(job).traced(
+    (none, two, three) = Predictor(*job).traced(
         [asked, *(asked.replace(eval_kept=kept) for kept in (2, 3))], AMPERE
     )
     assert none.memory.peak_phase == "evaluation"

@@ -15,7 +15,7 @@ from tuner.core.records import StageNumbers
 from tuner.core.units import GIB, printable
 from tuner.cost.step_details import MemoryTimeline, PhaseSpan
 from tuner.report.report import report_html
-from tuner.searches.facts import StageFacts
+from tuner.searches.facts import _StageFacts
 from tuner.searches.store import ResultsFolder
 from tuner.searches.view import build_view
 
@@ -179,7 +179,7 @@ def report_of(text: str, folder: Path) -> Path:
         model=f"model {text}",
         knobs=(knob, "micro_batch"),
         baseline=None,
-        stages=(StageFacts(f"stage {text}", {"max_length": f"length {text}"}, 10, 1.0),),
+        stages=(_StageFacts(f"stage {text}", {"max_length": f"length {text}"}, 10, 1.0),),
     )
     records = [_record_of(text, i, space=space, gpu=gpu, knob=knob) for i in range(1, 6)]
     found = ResultsFolder(folder, space.name, gpu.id)

@@ -9,7 +9,7 @@ from encoder_samples import shallow_encoder
 
 from tuner.core.errors import InputError
 from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.stages import StageWork, combine, predict_stages, stage_work
 from tuner.space import configure, load_space
 from tuner.space.format import read_space
@@ -89,7 +89,7 @@ def test_stages_say_how_much_they_train():
 def test_the_phases_of_dynamo_are_limited_by_those_that_run_all_heads(tmp_path):
     space = load_space(str(SPACES / "dynamo_t4.yaml"))
     model = shallow_encoder(tmp_path, "roberta-base", layers=2)
-    gpu, predictor = get_gpu("t4"), Predictor(PredictionJob("multitask", model))
+    gpu, predictor = get_gpu("t4"), Predictor("multitask", model)
     chosen = [configure(space, {"micro_batch": size}) for size in (8, 64)]
     small, large = predict_stages(space, chosen, lambda c: predictor.predict(c, gpu))
     assert small.overall.fits

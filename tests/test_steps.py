@@ -16,8 +16,7 @@ from measure_samples import job, knobs, model_folder, quick
 from tuner.core.records import Measurement, Phase
 from tuner.cost.memory import Course, peak_memory
 from tuner.predict.tracing.trace import trace
-from tuner.predict.training import get_workload
-from tuner.predict.training.base import Counts
+from tuner.predict.training import Counts, get_workload
 from tuner.space import DataFacts, TokenLengths
 from tuner.trial import step_plan
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions

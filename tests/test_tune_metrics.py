@@ -20,8 +20,7 @@ from tune_fakes import GPU, FakeSpace, device_bytes, outcome_of, request_of
 
 from tuner.core.records import Configuration, Outcome, Source, Status, TrialRecord
 from tuner.searches.journal import JournalWriter, read_journal
-from tuner.searches.ray.driver import search
-from tuner.searches.ray.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from tuner.searches.ray.driver import COUNTERS, GAUGES, HISTOGRAMS, search
 from tuner.searches.request import TrialDevice
 from tuner.trial.base import PLAIN, Instructions
 

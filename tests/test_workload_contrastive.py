@@ -154,10 +154,10 @@ def test_experts_give_what_their_formula_says():
 
 
 def test_the_imbalance_is_least_where_experts_are_equally_busy():
-    from tuner.predict.training.contrastive import Routing
+    from tuner.predict.training.contrastive import _Routing
 
-    even = Routing(torch.full((4, 4), 0.25), torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]))
-    skewed = Routing(torch.tensor([[0.7, 0.3, 0.0, 0.0]]).repeat(4, 1), torch.tensor([[0, 1]] * 4))
+    even = _Routing(torch.full((4, 4), 0.25), torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]))
+    skewed = _Routing(torch.tensor([[0.7, 0.3, 0.0, 0.0]]).repeat(4, 1), torch.tensor([[0, 1]] * 4))
     assert float(_imbalance([even])) == pytest.approx(2.0)  # top_k
     assert float(_imbalance([skewed])) > 3.9
 

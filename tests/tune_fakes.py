@@ -60,6 +60,7 @@ class FakeSpace:
     """All combinations of the knobs but for one corner, at an effective batch of 32."""
 
     name: str = "fake"
+    workload: str = ""
     values: dict[str, tuple[object, ...]] = field(default_factory=lambda: dict(KNOBS))
     memory: dict[str, tuple[object, ...]] = field(default_factory=dict)
 

@@ -8,15 +8,15 @@ from collections import Counter
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from tuner.report.terminal.tables import Sheet
+from tuner.report.terminal.tables import _Sheet
 
 WIDTHS = (60, 80, 200)
 
-_render = Sheet.__rich_console__
+_render = _Sheet.__rich_console__
 
 
-def checked(sheet: Sheet, console: Console, options: ConsoleOptions) -> RenderResult:
-    """Instead of `Sheet.__rich_console__`: draws a table after looking at it in each width."""
+def checked(sheet: _Sheet, console: Console, options: ConsoleOptions) -> RenderResult:
+    """Instead of `_Sheet.__rich_console__`: draws a table after looking at it in each width."""
     for width in WIDTHS:
         lines = printed(sheet, width)
         assert max(map(cell_len, lines)) <= width, "\n".join(lines)
@@ -24,7 +24,7 @@ def checked(sheet: Sheet, console: Console, options: ConsoleOptions) -> RenderRe
     return _render(sheet, console, options)
 
 
-def printed(sheet: Sheet, width: int) -> list[str]:
+def printed(sheet: _Sheet, width: int) -> list[str]:
     """The lines of a table in a terminal of `width` columns."""
     console = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False)
     for part in _render(sheet, console, console.options):
@@ -33,7 +33,7 @@ def printed(sheet: Sheet, width: int) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def assert_whole(sheet: Sheet, width: int) -> None:
+def assert_whole(sheet: _Sheet, width: int) -> None:
     """Each column is named as missing, or printed with every character, its numbers in one line."""
     text = "\n".join(printed(sheet, width))
     table, _, below = "".join(text.split()).partition("notshownatthiswidth:")

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.app.predicting import SpacePredictor
 from tuner.core.errors import TunerError
 from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration, Prediction
 from tuner.predict.predict import check_supported
+from tuner.predict.predictor import SpacePredictor
 from tuner.space import SearchSpace, configure, list_spaces, load_space
 from tuner.space.gpus import get_gpu
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tuner.core.records import Configuration, Phase
-from tuner.predict.training.base import Counts, Environment
+from tuner.predict.training import Counts, Environment
 
 FEATURES = 64
 

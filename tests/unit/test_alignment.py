@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.predict.compiler.alignment import align
+from tuner.predict.compiler.repetition import align
 
 tokens = st.integers(0, 5)
 sequences = st.lists(tokens, max_size=40)

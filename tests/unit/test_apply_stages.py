@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.app.applying import Applying, applying
+from tuner.app.applying import _Applying, applying
 from tuner.core.records import Configuration
 from tuner.space import SearchSpace, configure, load_space
 
@@ -52,11 +52,11 @@ def project(tmp_path):
     return tmp_path / "conf"
 
 
-def made(space: SearchSpace, chosen: Configuration, folder: Path) -> Applying:
+def made(space: SearchSpace, chosen: Configuration, folder: Path) -> _Applying:
     return applying(space, chosen, [str(path) for path in sorted(folder.iterdir())])
 
 
-def after(found: Applying) -> dict[str, str]:
+def after(found: _Applying) -> dict[str, str]:
     """What the files that change would hold."""
     return {path.name: data.decode() for path, (_, data) in found.change.files.items()}
 

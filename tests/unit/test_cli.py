@@ -16,7 +16,7 @@ from test_architecture import HEAVY
 
 from tuner.app.cli.main import COMMANDS, run
 from tuner.core.units import significant
-from tuner.report.terminal.progress import PlainLines, progress_line
+from tuner.report.terminal.progress import _PlainLines, progress_line
 from tuner.searches.progress import Progress
 from tuner.searches.store import ResultsFolder
 
@@ -300,7 +300,7 @@ class TestProgress:
 
     def test_plain_lines_come_with_news_and_not_too_often(self, folder, capsys):
         now = [0.0]
-        lines = PlainLines(clock=lambda: now[0])
+        lines = _PlainLines(clock=lambda: now[0])
         lines(progress(done=0, oom=0))
         lines(progress(done=0, oom=0, running=1))  # nothing new
         now[0] = 1.0

@@ -157,13 +157,13 @@ class TestDecide:
 
     def surveyed(self, monkeypatch, *nodes: Node, gpu="a6000", **need):
         """What a search for a GPU type decides on a cluster of these nodes."""
-        from tuner.searches.ray import nodes as of_ray
+        from tuner.searches.ray import cluster as of_ray
 
         def survey(address, needs):
             found = Nodes(lambda: nodes, answer_of)
             found.refresh(wait=True)
             met = tuple(need for need in needs if found.usable(need))
-            return of_ray.Survey(met, found.grows(), found.emulated, found.missing(needs[0]))
+            return of_ray._Survey(met, found.grows(), found.emulated, found.missing(needs[0]))
 
         monkeypatch.setattr(of_ray, "survey", survey)
         monkeypatch.setattr(measuring, "checked_address", lambda address: address)

@@ -15,8 +15,7 @@ from tuner.report.plot import emulated_among_others, labels
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
 from tuner.report.terminal.evidence import print_ran
-from tuner.report.terminal.front import print_front
-from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.front import print_front, print_recommendation
 from tuner.searches.best import best_yaml, check_text, recommend
 from tuner.searches.front import trusted
 from tuner.searches.journal import encode, latest, read_journal

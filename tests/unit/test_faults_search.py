@@ -89,7 +89,8 @@ class TestOutOfMemoryWithoutEnd:
             c.key: dataclasses.replace(outcome_of(c).prediction, budget=MemoryBudget(1 << 60))
             for c in WIDE.configurations()
         }
-        asked = request(searcher="guided", predictions=predictions, workload="causal_lm")
+        wide = dataclasses.replace(WIDE, workload="causal_lm")
+        asked = request(searcher="guided", predictions=predictions, space=wide)
         state, _ = driven(asked, lambda c: out_of_memory())
         assert state.stopped_by in (StoppedBy.NOTHING_LEFT, StoppedBy.EXHAUSTED)
         assert len(state.records) < COUNT / 4

@@ -8,7 +8,7 @@ import pytest
 from cli_samples import make_trial, write_samples
 
 from tuner.app.cli.main import run
-from tuner.app.plausible import excluded_text, sorted_out
+from tuner.app.target import excluded_text, sorted_out
 from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
 

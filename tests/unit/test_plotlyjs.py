@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 
-from tuner.report.html import SHA256, VERSION, plotlyjs
+from tuner.report.report import SHA256, VERSION, plotlyjs
 
 
 def test_the_bundle_is_the_published_one_and_comes_with_its_licence():

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_fakes import prediction_of
 
-from tuner.app.predicting import Predicted
 from tuner.app.search.plan import make_plan
 from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.target import load_targets
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB
-from tuner.predict.predictor import RESERVED_TOLERANCE
+from tuner.predict.predictor import RESERVED_TOLERANCE, Predicted
 from tuner.searches.front import pareto_front
 from tuner.searches.journal import read_journal
 from tuner.searches.options import Mode, SearchOptions, without_effect

@@ -13,7 +13,7 @@ from tuner.core.records import MemoryBudget, RankMemory, Source, TrialRecord
 from tuner.core.units import GIB
 from tuner.report.report import report_html
 from tuner.report.table import pareto_csv
-from tuner.report.terminal.recommendation import print_recommendation
+from tuner.report.terminal.front import print_recommendation
 from tuner.searches.best import best_yaml, recommend
 from tuner.searches.cost import trade_text
 from tuner.searches.view import build_view

@@ -12,7 +12,7 @@ from tuner.app.programs import ProgramOptions, check
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Configuration
 from tuner.cost.as_arrays import to_arrays
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.predict.shipped import FILE, Shipped, shipped, write
 from tuner.space import configure, default_space
 from tuner.space.gpus import get_gpu
@@ -143,16 +143,16 @@ def test_it_has_its_versions_and_a_size_that_people_download():
 @pytest.mark.parametrize("settings", [TRL, {**TRL, "max_length": 8192, "lora_rank": 24}])
 def test_without_pytorch_the_file_answers(settings, without_torch):
     gpu = get_gpu("rtx4090")
-    job = Predictor(PredictionJob("causal_lm", MODEL))
+    job = Predictor("causal_lm", MODEL)
     (found,) = job.traced([configuration(**settings)], gpu)
     assert f"torch {shipped().versions['torch']}" in found.method
 
 
 def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
     gpu, one = get_gpu("rtx4090"), configuration(**TRL)
-    first = Predictor(PredictionJob("causal_lm", MODEL)).traced([one], gpu)
+    first = Predictor("causal_lm", MODEL).traced([one], gpu)
     monkeypatch.setattr("tuner.predict.predictor.trace_all", None)
-    again = Predictor(PredictionJob("causal_lm", MODEL))
+    again = Predictor("causal_lm", MODEL)
     assert again.traced([one], gpu) == first
     monkeypatch.setitem(vars(shipped()), "checksum", "of another file")
     with pytest.raises(TypeError):
@@ -168,7 +168,7 @@ def test_an_answer_of_the_file_is_kept(without_torch, monkeypatch):
     ],
 )
 def test_settings_that_the_file_does_not_cover_are_named(without_torch, settings, named):
-    job = Predictor(PredictionJob("causal_lm", MODEL))
+    job = Predictor("causal_lm", MODEL)
     with pytest.raises(UnavailableError, match=named):
         job.traced([configuration(**{**TRL, **settings})], get_gpu("rtx4090"))
 
@@ -180,10 +180,10 @@ def test_settings_that_the_file_does_not_cover_are_named(without_torch, settings
 def test_the_file_answers_as_a_trace_does(optimizer, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path))
     settings = configuration(**{**TRL, "optimizer": optimizer, "lora_rank": rank})
-    job, gpu = PredictionJob("causal_lm", MODEL), get_gpu("rtx4090")
-    (traced,) = Predictor(job, anew=True).predict([settings], gpu)
+    job, gpu = ("causal_lm", MODEL), get_gpu("rtx4090")
+    (traced,) = Predictor(*job, anew=True).predict([settings], gpu)
     monkeypatch.setenv("TUNER_CACHE", "off")
     base_install.without_torch(monkeypatch)
-    (found,) = Predictor(job).predict([settings], gpu)
+    (found,) = Predictor(*job).predict([settings], gpu)
     assert (found.memory, found.speed) == (traced.memory, traced.speed)
     assert found.intervals == traced.intervals

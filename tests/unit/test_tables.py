@@ -14,7 +14,7 @@ from whole_tables import WIDTHS, assert_whole, printed
 
 from tuner.app.cli.main import run
 from tuner.core.units import GIB, MIB, format_duration, format_range, format_size, significant
-from tuner.report.terminal.tables import Sheet
+from tuner.report.terminal.tables import _Sheet
 from tuner.searches.cost import ShownInterval
 from tuner.searches.store import ResultsFolder
 
@@ -27,14 +27,16 @@ CELLS = st.text("abc=_/é漢 0123456789", max_size=50).map(str.strip)
 def test_no_character_is_lost_at_any_width(data, width):
     names = data.draw(st.lists(st.sampled_from([*NAMES, ""]), min_size=1, max_size=6, unique=True))
     right = data.draw(st.lists(st.sampled_from(names), unique=True))
-    sheet = Sheet(names, right=right, drop=data.draw(st.lists(st.sampled_from(names), unique=True)))
+    sheet = _Sheet(
+        names, right=right, drop=data.draw(st.lists(st.sampled_from(names), unique=True))
+    )
     for row in data.draw(st.lists(st.tuples(*[CELLS] * len(names)), max_size=4)):
         sheet.add_row(*row)
     assert_whole(sheet, width)
 
 
 def test_columns_go_in_the_order_of_their_worth():
-    sheet = Sheet(["id", "a", "b", "c"], right=("a", "b", "c"), drop=("b",))
+    sheet = _Sheet(["id", "a", "b", "c"], right=("a", "b", "c"), drop=("b",))
     sheet.add_row("x" * 20, *["1" * 10] * 3)
     assert printed(sheet, 80)[0].split() == ["id", "a", "b", "c"]
     assert printed(sheet, 50)[0].split() == ["id", "a", "c"]

@@ -12,7 +12,7 @@ from tune_fakes import SMALL_SPACE, FakeFactory, outcome_of, request_of
 from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
 from tuner.searches.candidates import Candidates
-from tuner.searches.crew import FIXED_CLUSTER, TURN, Crew, Run
+from tuner.searches.crew import FIXED_CLUSTER, TURN, Crew, _Run
 from tuner.searches.nodes import REFRESH_S, Need, Node, Nodes, fits_on
 from tuner.searches.proposer import Proposer
 from tuner.searches.request import StoppedBy
@@ -28,7 +28,7 @@ class World:
     def __init__(self, *nodes: Node) -> None:
         self.alive = list(nodes)
         self.now_s = 0.0
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, _Run] = {}
         self.numbers = itertools.count()
         self.shown: dict[int, int] = {}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuner.core.records import Configuration
 from tuner.core.setup.schemas import MEMORY_ORDERS, memory_order
-from tuner.searches.proposer import OomFrontier
+from tuner.searches.proposer import _OomFrontier
 
 ORDER = MEMORY_ORDERS["causal_lm"]
 VALUES = {
@@ -56,7 +56,7 @@ def memories(draw):
 @given(memory=memories(), tried=places, limit=st.floats(0.0, 30.0))
 @settings(max_examples=60)
 def test_what_is_covered_runs_out_of_memory(memory, tried, limit):
-    frontier = OomFrontier(ALL, ORDER)
+    frontier = _OomFrontier(ALL, ORDER)
     for place in tried:
         if memory[place] > limit:
             frontier.ran_out(place)
@@ -70,7 +70,7 @@ def test_what_is_covered_runs_out_of_memory(memory, tried, limit):
 def test_order_does_not_matter_and_no_known_one_covers_another(tried, order):
     shuffled = list(tried)
     order.shuffle(shuffled)
-    first, second = OomFrontier(ALL, ORDER), OomFrontier(ALL, ORDER)
+    first, second = _OomFrontier(ALL, ORDER), _OomFrontier(ALL, ORDER)
     for place in tried:
         first.ran_out(place)
     for place in shuffled:
@@ -78,7 +78,7 @@ def test_order_does_not_matter_and_no_known_one_covers_another(tried, order):
     assert set(first.known) == set(second.known)
     assert np.array_equal(first.covered(), second.covered())
     for known in first.known:
-        alone = OomFrontier(ALL, ORDER)
+        alone = _OomFrontier(ALL, ORDER)
         alone.ran_out(known)
         assert not any(alone.covered()[other] for other in first.known if other != known)
 
@@ -98,7 +98,7 @@ SMALL = {
 
 
 def test_larger_in_several_knobs_is_covered_and_names_its_witness():
-    frontier = OomFrontier(ALL, ORDER)
+    frontier = _OomFrontier(ALL, ORDER)
     small = place_of(**SMALL)
     frontier.ran_out(small)
     larger = place_of(**{**SMALL, "max_length": 2048, "optimizer": "adamw_torch"})
@@ -109,7 +109,7 @@ def test_larger_in_several_knobs_is_covered_and_names_its_witness():
 
 def test_kept_gradients_are_not_assumed_where_nothing_accumulates():
     """The largest micro-batch takes one micro-step, and so may need less than two smaller ones."""
-    frontier = OomFrontier(ALL, ORDER)
+    frontier = _OomFrontier(ALL, ORDER)
     frontier.ran_out(place_of(**{**SMALL, "micro_batch": 2}))
     assert not frontier.covered()[place_of(**{**SMALL, "micro_batch": 4})]
     frontier.ran_out(place_of(**{**SMALL, "micro_batch": 4}))
@@ -117,7 +117,7 @@ def test_kept_gradients_are_not_assumed_where_nothing_accumulates():
 
 
 def test_a_fit_takes_back_what_it_contradicts():
-    frontier = OomFrontier(ALL, ORDER)
+    frontier = _OomFrontier(ALL, ORDER)
     frontier.ran_out(place_of(**SMALL))
     frontier.fitted(place_of(**{**SMALL, "max_length": 1024}))
     assert not frontier.known
@@ -125,6 +125,6 @@ def test_a_fit_takes_back_what_it_contradicts():
 
 
 def test_unknown_workload_orders_nothing():
-    frontier = OomFrontier(ALL, memory_order("mine:workload"))
+    frontier = _OomFrontier(ALL, memory_order("mine:workload"))
     frontier.ran_out(place_of(**SMALL))
     assert frontier.covered().sum() == 1

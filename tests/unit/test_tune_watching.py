@@ -16,12 +16,12 @@ from tuner.searches.front import hypervolume, pareto_front
 from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Progress
 from tuner.searches.ranking import Ranking
-from tuner.searches.ray import metrics as of_ray
-from tuner.searches.ray.metrics import (
+from tuner.searches.ray import driver as of_ray
+from tuner.searches.ray.driver import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
-    SearchMetrics,
+    _SearchMetrics,
 )
 from tuner.searches.request import SearchRequest
 
@@ -62,9 +62,9 @@ def measured(configuration) -> Measurement:
     return measurement_of(outcome_of(configuration).prediction, device="Testium 9", factor=1.1)
 
 
-def metrics(clock=lambda: 0.0) -> SearchMetrics:
+def metrics(clock=lambda: 0.0) -> _SearchMetrics:
     request = SearchRequest(space=FakeSpace(), gpu=GPU, runner_factory=FakeFactory(), run_id="r1")
-    told = SearchMetrics([request], clock=clock)
+    told = _SearchMetrics([request], clock=clock)
     told.begin()
     return told
 

@@ -1,4 +1,4 @@
-"""The recommended values in your own files: the change that `tuner apply` writes."""
+"""The recommended values in your own files (`tuner apply`), or as another tool's (`export`)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.app.target import Target
 from tuner.core.aliases import PROGRAM_NAMES
 from tuner.core.errors import InputError, Problem, TunerError, UnavailableError
 from tuner.core.expressions import show
 from tuner.core.records import Configuration, KnobValue
+from tuner.core.setup.schemas import ALL_LINEAR
+from tuner.core.units import format_gib
 from tuner.program.changes import Change, FileSetting, by_hand, change
 from tuner.program.edit.place import Location, is_same, is_wanted, spot
 from tuner.program.edit.source import SETTINGS_FILES, SourceFile, checked
 from tuner.program.edit.write import read_bytes
+from tuner.program.export import Exported, command_line, export
 from tuner.program.planned import plan_program
 from tuner.program.program import Program, read_program
 from tuner.program.settings import Settings, settings_of
 from tuner.program.trainer import trainer_of
 from tuner.program.training import named_models
+from tuner.searches.best import BestTrial
 from tuner.space import ApplyTarget, SearchSpace
 from tuner.space.apply import is_meant, read_key, show_path
+from tuner.space.command import Command, placeholders
 from tuner.space.models.catalogue import get_entry, resolve_config
 
 
 @dataclass(frozen=True, slots=True)
-class Applying:
+class _Applying:
     """A program with the recommended values.
 
     `lacking` are the values that it has no setting for ("lora_dropout = 0.05"), `refused` says what
@@ -47,7 +53,7 @@ def applying(
     configuration: Configuration,
     words: Sequence[str],
     selected: Sequence[str] = (),
-) -> Applying:
+) -> _Applying:
     """Give the files or the program in `words` the values of `configuration`; nothing is written.
 
     Without words it is the program that the space searches. Raises `InputError` for files that set
@@ -56,7 +62,10 @@ def applying(
     """
     settings = settings_of(_program(space, words))
     program = settings.program
-    if others := _other_models(space, program):
+    named = named_models(program) if space.model is not None else {}
+    same = {name: same_architecture(name, space.model or "") for name in named}
+    others = {name: where for name, where in named.items() if same[name] is False}
+    if others and True not in same.values():
         search = ["tuner", "search", *selected, "--model", next(iter(others))]
         raise InputError(
             f"the recommendation is for {space.model}, and the program trains another model",
@@ -108,7 +117,7 @@ def applying(
             f"the effective batch of a GPU changes from {old} to {new}: the learning rate that "
             "suited the one may not suit the other"
         )
-    return Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
+    return _Applying(made, lacking, tuple(map(str, [*unread, *refused])), tuple(notes))
 
 
 def _program(space: SearchSpace, words: Sequence[str]) -> Program:
@@ -218,15 +227,6 @@ def value_of(space: SearchSpace, expression: str, values: Mapping[str, KnobValue
     return value  # type: ignore[no-any-return]
 
 
-def _other_models(space: SearchSpace, program: Program) -> dict[str, str]:
-    """The models that the program trains and their places, where none is that of the space."""
-    named = named_models(program) if space.model is not None else {}
-    same = {name: same_architecture(name, space.model or "") for name in named}
-    if True in same.values():
-        return {}
-    return {name: where for name, where in named.items() if same[name] is False}
-
-
 def _batch(values: Mapping[str, object]) -> int:
     size, rounds = values.get("micro_batch"), values.get("grad_accum")
     return size * rounds if isinstance(size, int) and isinstance(rounds, int) else 0
@@ -263,3 +263,70 @@ def _shapes(fields: Mapping[str, Any]) -> dict[str, Any]:
         if key == "model_type"
         or (_SIZES.search(key) and isinstance(value, int) and not isinstance(value, bool))
     }
+
+
+def export_recommended(target: Target, best: BestTrial, name: str) -> Exported:
+    """The settings of the tool `name`. Raises `InputError` for one that cannot train this."""
+    space, values = target.space, best.configuration
+    entry = get_entry(space.model) if space.model else None
+    says = _flags(space, values) if space.command is None else _own_command(space.command, values)
+    trial, memory = best.record.trial_id, format_gib(best.evidence.memory.device_bytes)
+    return export(
+        name,
+        _with_names(target, values),
+        space.workload,
+        entry.hub_id if entry and entry.hub_id else space.model,
+        f"{space.name} on {target.gpu.name}: trial {trial}, {memory} ({best.source})",
+        says,
+    )
+
+
+def _with_names(target: Target, values: Configuration) -> Configuration:
+    """The configuration, with names in place of all-linear for models outside the catalogue."""
+    model = target.space.model
+    if (
+        target.space.workload != "causal_lm"
+        or values.get("lora_targets") != ALL_LINEAR
+        or not values.get("lora_rank")
+        or not model
+        or get_entry(model) is not None
+    ):
+        return values
+    from tuner.predict.training.quantized import adaptable_names
+
+    names = adaptable_names(resolve_config(model))
+    return Configuration({**values, "lora_targets": names}) if names else values
+
+
+def _own_command(command: Command, values: Configuration) -> tuple[str, dict[str, str]]:
+    if not command.is_program:
+        told = command.environment(values)
+        environment = [f"{n}={shlex.quote(told[n])}" for n in command.env]
+        line = " ".join([*environment, shlex.join(command.arguments(values))])
+        said = {n for text in (*command.argv, *command.env.values()) for n in placeholders(text)}
+        return line, {n: "the command has no place for it" for n in values if n not in said}
+    program = read_program(command.argv, Path(command.cwd))
+    settings = settings_of(program)
+    wanted = {n: v for n, v in values.items() if n in PROGRAM_NAMES}
+    after = change(settings, wanted).after
+    unsaid = {
+        n: f"it stands in {settings[n].where}: `tuner apply` writes it"
+        if n in settings
+        else "the program does not set it"
+        for n in values
+        if n not in settings or not settings[n].is_word
+    }
+    return shlex.join(after.command), unsaid
+
+
+def _flags(space: SearchSpace, values: Configuration) -> tuple[str, dict[str, str]]:
+    """The options of a script: those of the space's table for scripts, else called as the knobs."""
+    table = next((t.keys for t in space.apply.values() if t.is_of_script), None)
+    if table is None:
+        flags = {name: value for name, value in values.items() if name not in space.defaulted}
+        unsaid = {n: "a default of the workload" for n in values if n in space.defaulted}
+        return command_line(flags), unsaid
+    flags = {str(read_key(key).steps[-1]): value_of(space, e, values) for key, e in table.items()}
+    spoken = {name for e in table.values() for name in space.condition(e).names}
+    unsaid = {n: "the space names no option for it" for n in values if n not in spoken}
+    return command_line(flags), unsaid

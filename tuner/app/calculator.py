@@ -43,7 +43,7 @@ from tuner.predict.portable import (
 )
 from tuner.predict.predict import check_supported
 from tuner.predict.shipped import PAGED_ELEMENTS, RANKS, SHIPPED_OPTIMIZERS, Shipped
-from tuner.report.html import page_environment
+from tuner.report.report import page_environment
 from tuner.report.terminal.verdict import SAMPLES
 from tuner.space.gpus import load_catalogue as all_gpus
 from tuner.space.models.catalogue import architecture

@@ -47,7 +47,7 @@ Answered = Callable[[RunAnswer, RunAnswer | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckRun:
+class _CheckRun:
     """One run of the program, with `accumulation` micro-batches per step."""
 
     micro_batch: int
@@ -65,7 +65,7 @@ class CheckRun:
 
 
 @dataclass(frozen=True, slots=True)
-class BetterChange:
+class _BetterChange:
     """A change that fits. `step_s` is the time of an optimizer step with it."""
 
     change: Change
@@ -97,7 +97,7 @@ class CheckedProgram:
     needed: RunAnswer | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    suggestion: BetterChange | None = None
+    suggestion: _BetterChange | None = None
     least_bytes: int | None = None
     runs: int = 0
     notes: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class _Search:
     accumulation: int = 0
     checkpointing: bool | None = None
     least_bytes: int | None = None
-    _lines: dict[bool | None, list[CheckRun]] = field(default_factory=dict)
+    _lines: dict[bool | None, list[_CheckRun]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.micro_batch = self._number("micro_batch") or 0
@@ -255,12 +255,12 @@ class _Search:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def best(self, *, fits: bool) -> BetterChange | None:
+    def best(self, *, fits: bool) -> _BetterChange | None:
         """The fastest change that fits; None without one that is clearly faster.
 
         A change of a program that fits must not be tight.
         """
-        base = CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
+        base = _CheckRun(self.micro_batch, self.checkpointing, self.accumulation, self.base)
         self._lines = {way: [] for way in self._ways}
         self._lines[self.checkpointing].append(base)
         self._look(fits=fits)
@@ -285,7 +285,7 @@ class _Search:
                     "micro_batch: a loss that compares the samples of a batch (contrastive, "
                     "in-batch negatives) needs the old one"
                 )
-            return BetterChange(made, run.found, step_s, base_step_s)
+            return _BetterChange(made, run.found, step_s, base_step_s)
         return None
 
     def _look(self, *, fits: bool) -> None:
@@ -314,7 +314,7 @@ class _Search:
 
     def _run_all(
         self, wanted: Sequence[tuple[int, bool | None]], *, on_larger_gpu: bool
-    ) -> list[CheckRun]:
+    ) -> list[_CheckRun]:
         """The runs that came far enough; notes name the others."""
         values = [self._values(size, way, few=True) for size, way in wanted]
         if not wanted:
@@ -329,7 +329,7 @@ class _Search:
                 reasons = "; ".join(map(str, answer.problems)) or answer.message.partition("\n")[0]
                 note: str | None = NOT_TRIED + reasons
             elif (note := self._inert(changed, answer)) is None and _is_known(answer):
-                runs.append(CheckRun(size, way, min(self._rounds(size), FEW), answer))
+                runs.append(_CheckRun(size, way, min(self._rounds(size), FEW), answer))
             if note is not None and note not in self.notes:
                 self.notes.append(note)
         return runs

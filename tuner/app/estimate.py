@@ -201,8 +201,8 @@ def estimate_configuration(
 
     Raises `InputError`, with everything that is wrong, when the GPU cannot run it.
     """
-    from tuner.app.predicting import SpacePredictor  # numpy
     from tuner.app.search.supported import require_supported
+    from tuner.predict.predictor import SpacePredictor  # numpy
 
     stages = [*space.stage_configurations(configuration).values()]
     for values in stages or [configuration]:

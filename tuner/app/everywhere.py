@@ -8,7 +8,6 @@ from typing import Any
 
 from tuner.app.estimate import Asked
 from tuner.app.listener import quiet_libraries
-from tuner.app.predicting import SpacePredictor
 from tuner.app.programs import ProgramOptions
 from tuner.core.errors import InputError, UnavailableError, verdict_code
 from tuner.core.gpu import Gpu
@@ -16,7 +15,7 @@ from tuner.core.records import Configuration, Prediction, RunTime, Verdict, pars
 from tuner.core.units import GIB, format_duration, significant
 from tuner.cost.calibrate import widened
 from tuner.predict.predict import doubts_of
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor, SpacePredictor, predictor_of
 from tuner.predict.releases import predicted_stack
 from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
 from tuner.program.program import read_program
@@ -40,7 +39,7 @@ from tuner.space.gpus import load_catalogue
 
 
 @dataclass(frozen=True, slots=True)
-class OnGpu:
+class _OnGpu:
     """The prediction for one GPU type, or why there is none.
 
     Without one, the type cannot run the training. The verdict `is_unknown` where what predicts is
@@ -60,7 +59,6 @@ class OnGpu:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict in a word."""
         if self.is_unknown:
             return Verdict.UNKNOWN
         return self.prediction.verdict if self.prediction else Verdict.DOES_NOT_FIT
@@ -71,7 +69,6 @@ class OnGpu:
         return self.prediction is not None and self.prediction.fits and not self.is_unknown
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         values = self.prediction.to_answer() if self.prediction else {"fits": False}
         values |= {"fits": None} if self.is_unknown else {}
         refused = self.refused or None
@@ -81,19 +78,19 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class _Everywhere:
     """All GPU types, those with little memory first, then the cheap ones."""
 
     model: str
     configuration: Configuration
-    answers: tuple[OnGpu, ...]
+    answers: tuple[_OnGpu, ...]
     read_as: str = ""
     """The training of a program, in ten words."""
     at_least: tuple[str, ...] = ()
     """Its settings that take memory and are not modelled."""
 
     @property
-    def fitting(self) -> list[OnGpu]:
+    def fitting(self) -> list[_OnGpu]:
         """The types on which it fits; the first is the smallest."""
         return [answer for answer in self.answers if answer.fits]
 
@@ -107,7 +104,6 @@ class Everywhere:
         return Verdict.UNKNOWN if unknown else Verdict.DOES_NOT_FIT
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {
             "source": "predicted",
             "model": self.model,
@@ -119,19 +115,18 @@ class Everywhere:
         }
 
 
-def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> Everywhere:
+def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> _Everywhere:
     """The training that is asked for, in all of its stages, on every GPU type.
 
     `asked` takes a `gpu` type, which may change its precision.
     """
     first = asked()
     space = first.space
-    job = PredictionJob(space.workload, space.predicted_model())
-    predictor = Predictor(job)
+    predictor = predictor_of(space)
     facts = SpaceFacts.of(space)
     in_fp16: list[Asked] = []
 
-    def on(gpu: Gpu) -> OnGpu:
+    def on(gpu: Gpu) -> _OnGpu:
         if not gpu.has_bf16 and not in_fp16:
             in_fp16.append(asked(gpu=gpu))
         chosen = first if gpu.has_bf16 else in_fp16[0]
@@ -144,12 +139,12 @@ def space_everywhere(asked: Callable[..., Asked], margin: str | None) -> Everywh
         cost = cost_of(prediction, configuration, facts, gpu)
         remark = "in fp16" if configuration != first.configuration else ""
         paid = paid_gpus(configuration, gpu)
-        return OnGpu(gpu, prediction, gpus=paid, cost=cost, remark=remark)
+        return _OnGpu(gpu, prediction, gpus=paid, cost=cost, remark=remark)
 
-    return Everywhere(str(space.model), first.configuration, _on_all(on), first.read_as)
+    return _Everywhere(str(space.model), first.configuration, _on_all(on), first.read_as)
 
 
-def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Everywhere:
+def program_everywhere(program: Sequence[str], options: ProgramOptions) -> _Everywhere:
     """A program on every GPU type, from its settings; nothing of it runs."""
     read = read_program(program, is_run=False)
     with quiet_libraries():
@@ -159,10 +154,10 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
             asked = replace(options, margin=None).predictions(read, first)
             asked.plan(read)
             plan = (plan, *plan.others)[: (asked.largest or 0) + 1][-1]
-        predictor = Predictor(PredictionJob(WORKLOAD, plan.model))
+        predictor = Predictor(WORKLOAD, plan.model)
         in_fp16: list[ProgramPlan] = []
 
-        def on(gpu: Gpu) -> OnGpu:
+        def on(gpu: Gpu) -> _OnGpu:
             asked = replace(options.predictions(read, gpu), predictor=predictor)
             if not gpu.has_bf16 and not in_fp16:
                 in_fp16.append(asked.plan(read))
@@ -176,7 +171,7 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
             }
             remark = ", ".join(text for text, holds in remarks.items() if holds)
             paid = paid_gpus(chosen.configuration, gpu)
-            return OnGpu(
+            return _OnGpu(
                 gpu,
                 found.prediction,
                 gpus=paid,
@@ -185,12 +180,12 @@ def program_everywhere(program: Sequence[str], options: ProgramOptions) -> Every
                 is_unknown=found.fits is None,
             )
 
-        return Everywhere(plan.model, plan.configuration, _on_all(on), plan.read_as, plan.at_least)
+        return _Everywhere(plan.model, plan.configuration, _on_all(on), plan.read_as, plan.at_least)
 
 
-def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
+def _on_all(on: Callable[[Gpu], _OnGpu]) -> tuple[_OnGpu, ...]:
     """The answer for each type. Raises the last error if no type has one."""
-    found: list[OnGpu] = []
+    found: list[_OnGpu] = []
     errors: list[InputError | UnavailableError] = []
     for gpu in load_catalogue().values():
         try:
@@ -198,7 +193,7 @@ def _on_all(on: Callable[[Gpu], OnGpu]) -> tuple[OnGpu, ...]:
         except (InputError, UnavailableError) as error:
             errors.append(error)
             is_unknown = isinstance(error, UnavailableError)
-            found.append(OnGpu(gpu, None, error.reason, is_unknown=is_unknown))
+            found.append(_OnGpu(gpu, None, error.reason, is_unknown=is_unknown))
     if len(errors) == len(found):
         raise errors[-1]
     worst = float("inf")  # a price that isn't known
@@ -213,7 +208,7 @@ ROWS = 15
 _NUMBERS = ("GiB", "tokens/s", "time", "USD")
 
 
-def show_everywhere(found: Everywhere, *, verbose: bool, as_json: bool) -> int:
+def show_everywhere(found: _Everywhere, *, verbose: bool, as_json: bool) -> int:
     """Print the table; the exit code: 0 if it fits on a type."""
     if as_json:
         print_json(found.to_dict())
@@ -222,7 +217,7 @@ def show_everywhere(found: Everywhere, *, verbose: bool, as_json: bool) -> int:
     return verdict_code(None if found.verdict is Verdict.UNKNOWN else bool(found.fitting))
 
 
-def _print(found: Everywhere, *, verbose: bool) -> None:
+def _print(found: _Everywhere, *, verbose: bool) -> None:
     fitting, number, word = found.fitting, len(found.answers), found.verdict
     refused = [answer for answer in found.answers if answer.prediction is None]
     unknown = sum(answer.is_unknown for answer in found.answers)
@@ -263,7 +258,7 @@ def _print(found: Everywhere, *, verbose: bool) -> None:
     print_lines(field_lines(lines))
 
 
-def _best(fitting: list[OnGpu]) -> str:
+def _best(fitting: list[_OnGpu]) -> str:
     """The smallest type, the cheapest where a price is known, and the fastest."""
     cheapest, fastest = min(fitting, key=_usd_per_token), max(fitting, key=_tokens_per_s)
     named = {"smallest": fitting[0], "cheapest": cheapest, "fastest": fastest}
@@ -277,7 +272,7 @@ def _best(fitting: list[OnGpu]) -> str:
     return ", ".join(f"{' and '.join(said)} {gpu}" for gpu, said in words.items())
 
 
-def _chosen(found: Everywhere) -> list[OnGpu]:
+def _chosen(found: _Everywhere) -> list[_OnGpu]:
     """Types on which it fits, or the largest; of many the cheapest, the fastest and the smallest.
 
     The order stays.
@@ -288,24 +283,24 @@ def _chosen(found: Everywhere) -> list[OnGpu]:
         sorted(fitting, key=_usd_per_token),
         sorted(fitting, key=lambda answer: -_tokens_per_s(answer)),
     )
-    kept: dict[str, OnGpu] = {}
+    kept: dict[str, _OnGpu] = {}
     for row in zip(*by_worth, strict=True):
         kept.update((answer.gpu.id, answer) for answer in row if len(kept) < ROWS)
     return [answer for answer in fitting if answer.gpu.id in kept]
 
 
-def _tokens_per_s(answer: OnGpu) -> float:
+def _tokens_per_s(answer: _OnGpu) -> float:
     """The speed; 0 when unknown."""
     found = answer.prediction
     return 0.0 if found is None or found.is_compiled else found.speed.tokens_per_s
 
 
-def _usd_per_token(answer: OnGpu) -> float:
+def _usd_per_token(answer: _OnGpu) -> float:
     price, rate = answer.gpu.price_usd_per_hour, _tokens_per_s(answer)
     return float("inf") if price is None or not rate else price * answer.gpus / rate
 
 
-def _cells(answer: OnGpu) -> tuple[str, ...]:
+def _cells(answer: _OnGpu) -> tuple[str, ...]:
     prediction = answer.prediction
     assert prediction is not None
     speed, budget = prediction.speed, prediction.budget

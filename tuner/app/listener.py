@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tuner.core.meanwhile import environment, log_level
 from tuner.core.records import TrialRecord
-from tuner.predict.older import use_todays_names
+from tuner.predict.releases import use_todays_names
 from tuner.searches.progress import Progress
 
 if TYPE_CHECKING:

@@ -272,7 +272,7 @@ def _in_cluster(
     gpu: Gpu, address: str, options: SearchOptions, labels: Mapping[str, str], gpus: int
 ) -> Measuring:
     checked_address(address)
-    from tuner.searches.ray.nodes import survey  # Ray: seconds to import
+    from tuner.searches.ray.cluster import survey  # Ray: seconds to import
 
     resources = {"GPU": float(gpus), "CPU": float(gpus)}
     if options.host_memory is not None:

@@ -35,14 +35,14 @@ _MOST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class _Pins:
     """The `releases` that one file or environment pins: specifiers ("==4.45.2") by library."""
 
     path: Path
     releases: Mapping[str, str]
 
 
-def pins_of(path: Path, libraries: Collection[str]) -> Pins:
+def pins_of(path: Path, libraries: Collection[str]) -> _Pins:
     """The pins of these libraries in a file, or in an environment's folder or interpreter.
 
     A file is a lock file, a pyproject.toml or requirements; a malformed one raises anything.
@@ -51,7 +51,7 @@ def pins_of(path: Path, libraries: Collection[str]) -> Pins:
     if folder is not None:
         there = [d for d in metadata.distributions(path=[str(folder)]) if d.name and d.version]
         versions = {str(canonicalize_name(d.name)): f"=={d.version}" for d in there}
-        return Pins(path, {name: versions[name] for name in libraries if name in versions})
+        return _Pins(path, {name: versions[name] for name in libraries if name in versions})
     text = read_file(path, _MOST_BYTES).decode()
     if path.suffix in (".toml", ".lock"):
         found = list(_of_toml(tomllib.loads(text)))
@@ -62,10 +62,10 @@ def pins_of(path: Path, libraries: Collection[str]) -> Pins:
         name = canonicalize_name(one.name)
         if name in libraries and one.specifier and (one.marker is None or one.marker.evaluate()):
             releases.setdefault(name, str(one.specifier))
-    return Pins(path, releases)
+    return _Pins(path, releases)
 
 
-def pins_near(program: Program, libraries: Collection[str]) -> list[Pins]:
+def pins_near(program: Program, libraries: Collection[str]) -> list[_Pins]:
     """The pins of the program's environment, those that count most first.
 
     They are a note on the answer, which a file or an environment that can't be read never costs.
@@ -178,7 +178,7 @@ _REPLACED = ("torch", "bitsandbytes")
 not what the other libraries allocate."""
 
 
-Wanted = Mapping[str, tuple[str, Pins]]
+Wanted = Mapping[str, tuple[str, _Pins]]
 """Specifiers by library, each with the file or environment nearest to the program."""
 
 
@@ -235,7 +235,7 @@ def pinned_doubts(wanted: Wanted) -> set[Doubt]:
 
 def wanted_releases(program: Program) -> Wanted:
     """The releases that the environment of `program` pins. Lock files are large: ask once."""
-    wanted: dict[str, tuple[str, Pins]] = {}
+    wanted: dict[str, tuple[str, _Pins]] = {}
     for pins in pins_near(program, releases.STACK):
         for library, specifier in pins.releases.items():
             wanted.setdefault(library, (specifier, pins))

@@ -31,9 +31,10 @@ from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.supervised import Tail
 from tuner.cost.calibrate import widened
 from tuner.cost.rank_memory import loaded_whole
+from tuner.emulator import Machine
 from tuner.emulator.emulation import STEPS, Emulation
 from tuner.predict.predict import doubts_of
-from tuner.predict.predictor import PredictionJob, Predictor
+from tuner.predict.predictor import Predictor
 from tuner.program.changes import change
 from tuner.program.edit.place import is_same
 from tuner.program.launch import read_launch, runnable
@@ -60,9 +61,8 @@ class PredictedProgram:
     """The program fits without its evaluation, and not with it."""
     examples: int | None = None
     """The examples of its data, as far as they are given."""
-    ended: str = "predicted"
-    inputs: tuple[tuple[int, int], ...] = ()
-    source = "predicted"
+    source = ended = "predicted"
+    inputs: ClassVar[tuple[tuple[int, int], ...]] = ()
     host_is_full = False
     generates = False
     compares = ""
@@ -330,7 +330,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         """The predictions of programs with their plans."""
         self.count += len(planned)
         if self.predictor is None:
-            self.predictor = Predictor(PredictionJob(WORKLOAD, planned[0][1].model))
+            self.predictor = Predictor(WORKLOAD, planned[0][1].model)
         how = self.predictor.traced
         configurations = [plan.configuration for _, plan in planned]
         alone = [
@@ -400,8 +400,6 @@ class ProgramRuns(ProgramOracle[Emulation]):
 
     def _ask(self, program: Program, *, on_larger_gpu: bool) -> Emulation:
         """One run, judged by the memory that the GPU really has."""
-        from tuner.emulator import Machine  # only runs need it
-
         self.count += 1
         launch = read_launch(program)
         machine = Machine(

@@ -1,11 +1,16 @@
 """Targets of a search: a search space, GPU types and the folders of their results.
 
 `--gpu a6000,t4` and `--gpu all` mean several.
+
+A journal may come from another person, or be edited: impossible records in it are set aside. A rate
+that no device can reach would be recommended before all others, and an invalid value would be
+written into the user's files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,12 +18,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuner.app.device import find_gpu
-from tuner.app.plausible import Excluded, excluded_text, say, sorted_out
 from tuner.core.errors import InputError, Problem, TunerError, UnavailableError
 from tuner.core.gpu import Gpu
-from tuner.core.records import MemoryBudget, Outcome, Source, TrialRecord
+from tuner.core.records import (
+    KnobValue,
+    Measurement,
+    MemoryBudget,
+    Outcome,
+    Prediction,
+    Source,
+    Status,
+    TrialRecord,
+)
 from tuner.core.records.trial import PROCESSOR
-from tuner.core.units import format_gib
+from tuner.core.units import format_gib, printable
 from tuner.program.export import FORMATS
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.joining import checked_address
@@ -168,7 +181,7 @@ def comparable(records: tuple[TrialRecord, ...], target: Target) -> tuple[TrialR
     return sorted_by_use(records, target).comparable
 
 
-class Sorted(NamedTuple):
+class _Sorted(NamedTuple):
     """Records grouped by their use.
 
     `stale` records differ from `comparable` ones in library versions only. Records `aside` are
@@ -180,7 +193,7 @@ class Sorted(NamedTuple):
     aside: list[Excluded]
 
 
-def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
+def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> _Sorted:
     """The records of this space, GPU and memory by their use; `aside` holds any memory size."""
     here = (r for r in records if (r.space, r.gpu) == (target.space.name, target.gpu.id))
     possible, aside = sorted_out(here, target.space)
@@ -191,7 +204,7 @@ def sorted_by_use(records: Iterable[TrialRecord], target: Target) -> Sorted:
     for record in own:
         if record.alike(newest[record.source], versions=False):
             (kept if record.alike(newest[record.source]) else old).append(record)
-    return Sorted(tuple(kept), tuple(old), aside)
+    return _Sorted(tuple(kept), tuple(old), aside)
 
 
 def stale_text(old: tuple[TrialRecord, ...], kept: tuple[TrialRecord, ...]) -> str:
@@ -229,14 +242,14 @@ def _with_memory(record: TrialRecord, target: Target) -> TrialRecord | None:
     return dataclasses.replace(record, gpu_memory_bytes=now, outcome=outcome)
 
 
-def usable(target: Target) -> Sorted:
+def usable(target: Target) -> _Sorted:
     """The records of `target` by their use; logs a warning about those set aside.
 
     Raises `UnavailableError` if no record is comparable.
     """
     found = target.known.read_all()
     known = sorted_by_use(found, target)
-    say(aside := known.aside)
+    warn_of(aside := known.aside)
     if known.comparable:
         return known
     sizes = sorted({r.gpu_memory_bytes for r in found if r.gpu == target.gpu.id})
@@ -361,7 +374,7 @@ def offered_type(name: str, address: str) -> str:
     if len(ids) < 2:
         return name
     checked_address(address)
-    from tuner.searches.ray.nodes import survey  # Ray: seconds to import
+    from tuner.searches.ray.cluster import survey  # Ray: seconds to import
 
     needs = [Need({"GPU": 1.0}, get_gpu(gpu)).asking() for gpu in ids]
     there = [need.gpu.id for need in survey(address, needs).met if need.gpu]
@@ -382,3 +395,110 @@ def searched_targets(space: str | SearchSpace, model: str | None, results: Path)
             hint="search it with `tuner search` on each GPU type to compare",
         )
     return found
+
+
+MAX_DEVICE_BYTES = 1 << 46
+"""64 TiB: a hundred times the largest processor's memory, and even more times a GPU's."""
+
+MAX_RATE = 1e12
+"""Samples or tokens per second: the rate of a million parameters at one exaFLOP/s."""
+
+MIN_STEP_S = 1e-7
+"""A GPU takes more than this to start a single kernel."""
+
+SHOWN = 3
+
+Excluded = tuple[TrialRecord, str]
+"""A record, and the reason why it is ignored."""
+
+
+def sorted_out(
+    records: Iterable[TrialRecord], space: SearchSpace
+) -> tuple[list[TrialRecord], list[Excluded]]:
+    """The possible records, and the impossible ones with the reason for each."""
+    kept, excluded = [], []
+    knobs = _Knobs(space)
+    for record in records:
+        reason = _beyond_physics(record) or knobs.problem(record)
+        if reason:
+            excluded.append((record, reason))
+        else:
+            kept.append(record)
+    return kept, excluded
+
+
+def excluded_text(excluded: Sequence[Excluded]) -> str:
+    """The number of records set aside, and the reasons of the first ones; empty if none was."""
+    if not excluded:
+        return ""
+    told = "; ".join(f"{record.trial_id[:40]}: {why}" for record, why in excluded[:SHOWN])
+    more = f"; and {len(excluded) - SHOWN} more" if len(excluded) > SHOWN else ""
+    plural = "s" if len(excluded) > 1 else ""
+    return printable(f"{len(excluded)} impossible record{plural} set aside ({told}{more})")
+
+
+def warn_of(excluded: Sequence[Excluded]) -> None:
+    """Log a warning about records that were set aside."""
+    if text := excluded_text(excluded):
+        logging.getLogger("tuner").warning("note: %s", text)
+
+
+def _beyond_physics(record: TrialRecord) -> str:
+    outcome = record.outcome
+    if record.gpu_memory_bytes <= 0:
+        return "its GPU has no memory"
+    for numbers in (outcome.measurement, outcome.emulation, outcome.prediction):
+        if numbers is not None and outcome.status is Status.OK and (found := _wrong(numbers)):
+            return found
+    return ""
+
+
+def _wrong(numbers: Measurement | Prediction) -> str:
+    """The first number of a successful trial that no device can reach, or an empty string."""
+    speed, size = numbers.speed, numbers.memory.device_bytes
+    if size > MAX_DEVICE_BYTES:
+        return f"device_bytes of {size}"
+    if speed.step_s < MIN_STEP_S:
+        return f"a step of {speed.step_s:g} s"
+    for name, rate in (("samples", speed.samples_per_s), ("tokens", speed.tokens_per_s)):
+        if rate > MAX_RATE or (name == "samples" and rate <= 0):
+            return f"{rate:g} {name} a second"
+    for name, (low, high) in numbers.intervals.items():
+        if low > high:
+            return f"{name} from {low:g} to {high:g}"
+    return ""
+
+
+class _Knobs:
+    """The knobs of a space; each value is checked once."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._names = tuple(space.knobs)
+        self._possible: list[set[object]] = [set() for _ in self._names]
+
+    def problem(self, record: TrialRecord) -> str:
+        """The reason why the configuration can't belong to the space; empty if it can."""
+        values = record.configuration.values_of(self._names)
+        for name, value, possible in zip(self._names, values, self._possible, strict=True):
+            key = (type(value), value)
+            if key in possible:
+                continue
+            problem = f"no value of {name}" if value is None else _refused(self._space, name, value)
+            if problem:
+                return problem
+            possible.add(key)
+        return ""
+
+
+def _refused(space: SearchSpace, name: str, value: KnobValue) -> str:
+    """The reason why a knob can't have this value. Values not listed in the space may be valid."""
+    if value in space.knobs[name].values and type(value) in map(type, space.knobs[name].values):
+        return ""
+    try:
+        read = space.terms[name].read(value)
+    except InputError as error:
+        return error.message
+    if isinstance(value, bool) != isinstance(read, bool) or read != value:
+        return f"{name} cannot be {str(value)[:60]!r}"
+    return ""

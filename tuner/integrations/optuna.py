@@ -15,11 +15,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.app.predicting import SpacePredictor
 from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
 from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration
+from tuner.predict.predictor import SpacePredictor
 from tuner.searches.candidates import Candidates, parameter
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.sampler import Guided

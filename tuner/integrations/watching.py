@@ -64,7 +64,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceNumbers:
+class _DeviceNumbers:
     """The memory of this process on its GPU, in bytes, and what else the driver tells of it."""
 
     numbers: Mapping[str, int]
@@ -239,7 +239,7 @@ class RunWatch:
             yield f"  {label:<7} {text(value)}, {text(predicted)} {source}{shown_ends}{off}"
 
     def _causes(
-        self, measured: Numbers, device: DeviceNumbers, waiting: float
+        self, measured: Numbers, device: _DeviceNumbers, waiting: float
     ) -> Iterator[tuple[str, str]]:
         expected = self._expected
         if differing := self._differing():
@@ -320,11 +320,11 @@ def _cuda_index() -> int | None:
     return int(torch.cuda.current_device())
 
 
-def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
+def device_numbers(reader: nvml.DeviceReader | None) -> _DeviceNumbers:
     """The numbers of the GPU of this process, or the name of its processor, without memory."""
     index = _cuda_index()
     if index is None:
-        return DeviceNumbers({}, PROCESSOR)
+        return _DeviceNumbers({}, PROCESSOR)
     cuda = sys.modules["torch"].cuda
     name, total = cuda.get_device_name(index), cuda.get_device_properties(index).total_memory
     reserved = cuda.max_memory_reserved(index)
@@ -341,7 +341,7 @@ def device_numbers(reader: nvml.DeviceReader | None) -> DeviceNumbers:
     elif use is not None:
         # The driver doesn't tell processes apart, as in most containers.
         others = use.used_bytes - cuda.memory_reserved(index) - context
-    return DeviceNumbers(
+    return _DeviceNumbers(
         {
             "device_bytes": reserved + context,
             "peak_reserved_bytes": reserved,

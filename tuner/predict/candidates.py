@@ -54,7 +54,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class InertKnob:
+class _InertKnob:
     """A knob whose values make no difference to memory or time.
 
     `beside` is another knob and those of its values where this holds; None where it holds
@@ -66,7 +66,6 @@ class InertKnob:
     beside: tuple[str, tuple[KnobValue, ...]] | None = None
 
     def __str__(self) -> str:
-        """A sentence for people."""
         text = f"{self.knob} changes neither memory nor time"
         if self.beside is None:
             return text
@@ -78,7 +77,7 @@ def inert_knobs(
     configurations: Sequence[Configuration],
     predictions: Sequence[Prediction],
     knobs: Sequence[str],
-) -> list[InertKnob]:
+) -> list[_InertKnob]:
     """The inert ones of `knobs`, from a prediction of each configuration.
 
     Only configurations that differ in one knob and in no other are compared; what is derived
@@ -87,32 +86,28 @@ def inert_knobs(
     numbers = np.array(
         [(p.memory.device_bytes, p.speed.step_s) for p in predictions], dtype=float
     ).reshape(-1, 2)
-    values, codes = _coded(configurations, knobs)
+    # Each knob's values in the order of their first use, and (N, K) their numbers.
+    values = {knob: list(dict.fromkeys(c[knob] for c in configurations)) for knob in knobs}
+    number_of = {knob: {value: i for i, value in enumerate(of)} for knob, of in values.items()}
+    coded = [[number_of[knob][c[knob]] for knob in knobs] for c in configurations]
+    codes = np.array(coded, dtype=np.int64).reshape(len(configurations), len(knobs))
     found = []
     for column, knob in enumerate(knobs):
         others = np.delete(codes, column, axis=1)
         rows, equal = _groups(others, numbers)
         if len(rows) and equal.all():
-            found.append(InertKnob(knob, len(rows)))
+            found.append(_InertKnob(knob, len(rows)))
             continue
         names = [name for name in knobs if name != knob]
         for place, name in enumerate(names):
-            inert = _inert_values(rows[:, place], equal)
+            of_name = rows[:, place]
+            # The values beside which every group is equal.
+            inert = [int(code) for code in np.unique(of_name) if equal[of_name == code].all()]
             if inert:
                 beside = (name, tuple(values[name][code] for code in inert))
-                compared = int(np.isin(rows[:, place], inert).sum())
-                found.append(InertKnob(knob, compared, beside))
+                compared = int(np.isin(of_name, inert).sum())
+                found.append(_InertKnob(knob, compared, beside))
     return found
-
-
-def _coded(
-    configurations: Sequence[Configuration], knobs: Sequence[str]
-) -> tuple[dict[str, list[KnobValue]], NDArray[np.int64]]:
-    """Each knob's values in the order of their first use, and (N, K) their numbers."""
-    values = {knob: list(dict.fromkeys(c[knob] for c in configurations)) for knob in knobs}
-    numbers = {knob: {value: i for i, value in enumerate(of)} for knob, of in values.items()}
-    rows = [[numbers[knob][c[knob]] for knob in knobs] for c in configurations]
-    return values, np.array(rows, dtype=np.int64).reshape(len(configurations), len(knobs))
 
 
 def _groups(
@@ -128,11 +123,6 @@ def _groups(
     equal = (high - low <= TOLERANCE * high).all(axis=1)
     several = sizes > 1
     return rows[several], equal[several]
-
-
-def _inert_values(codes: NDArray[np.int64], equal: NDArray[np.bool_]) -> list[int]:
-    """The values beside which every group is equal."""
-    return [int(code) for code in np.unique(codes) if equal[codes == code].all()]
 
 
 NEAR_LIMIT = 0.05
@@ -153,18 +143,18 @@ def shortlist(
         key=lambda i: (-predictions[i].speed.samples_per_s, predictions[i].memory.device_bytes, i),
     )
     fitting = [i for i in indices if predictions[i].fits]
-    near = [i for i in indices if _slightly_too_large(predictions[i])]
+    near = [
+        i
+        for i in indices
+        if not predictions[i].fits
+        and predictions[i].budget.fits(predictions[i].memory.device_bytes / (1 + NEAR_LIMIT))
+    ]
     fastest = _without_twins(fitting, predictions)
     front = _front(fitting, predictions)
-    turns = chain.from_iterable(zip_longest(fastest, front, _every_third(near)))
+    every_third = chain.from_iterable((None, None, index) for index in near)
+    turns = chain.from_iterable(zip_longest(fastest, front, every_third))
     chosen = dict.fromkeys(i for i in turns if i is not None)
     return [configurations[i] for i in list(chosen)[:number]]
-
-
-def _slightly_too_large(prediction: Prediction) -> bool:
-    return not prediction.fits and prediction.budget.fits(
-        prediction.memory.device_bytes / (1 + NEAR_LIMIT)
-    )
 
 
 def _without_twins(indices: Iterable[int], predictions: Sequence[Prediction]) -> list[int]:
@@ -188,8 +178,3 @@ def _front(by_throughput: Sequence[int], predictions: Sequence[Prediction]) -> l
             front.append(index)
             smallest = size
     return front
-
-
-def _every_third(indices: Sequence[int]) -> list[int | None]:
-    """The indices with two gaps before each, so that only every third turn takes one."""
-    return list(chain.from_iterable((None, None, index) for index in indices))

@@ -102,7 +102,8 @@ def in_forks(
         # Imported before the fork, so that only this process pays: bitsandbytes and peft as well.
         importlib.import_module("tuner.predict.compiler.deepening")
         importlib.import_module("peft")
-        _quieten_threads()
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(1)  # tensors without data need no more, and forks need few
     left = []
     with _workers(min(workers, len(items)), subject) as pool:
         futures = {pool.submit(_in_worker, function, item): item for item in items}
@@ -197,10 +198,3 @@ def _predicted(
 ) -> Prediction:
     subject, traces, gpu, how = known
     return predict(subject, configuration, gpu, traces=traces, **how)
-
-
-def _quieten_threads() -> None:
-    """One torch thread a process: tensors without data need none, and forks need few."""
-    import torch
-
-    torch.set_num_threads(1)

@@ -47,7 +47,7 @@ TRAINING_TOKENS = (512, 2048, 8192)
 
 
 @dataclass(frozen=True, slots=True)
-class MeasurePlan:
+class _MeasurePlan:
     """Measurements to make on a GPU."""
 
     dtypes: tuple[str, ...]
@@ -60,7 +60,7 @@ class MeasurePlan:
     """Limit for the operands of one figure."""
 
 
-def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePlan:
+def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> _MeasurePlan:
     """Shapes of 1B to 14B models; a minute on a data-centre GPU."""
     dtypes = ["fp16", "fp32"]
     if compute_capability >= (8, 0):
@@ -78,7 +78,7 @@ def cuda_plan(compute_capability: tuple[int, int], free_bytes: int) -> MeasurePl
         for kernel in kernels
     ]
     cases += [AttentionCase("efficient", "fp32", 1, 16, length, 128) for length in (512, 2048)]
-    return MeasurePlan(
+    return _MeasurePlan(
         dtypes=tuple(dtypes),
         shapes=tuple(sorted({*squares, *training}, key=lambda s: s[0] * s[1] * s[2])),
         largest_traffic_bytes=min(GIB, free_bytes // 8),
@@ -167,7 +167,12 @@ def measure_device(
     report(f"launch  {launch.typical_s * 1e6:.2f} us an operator")
     shortest = microbench.time_shortest_kernel(watch)
     report(f"kernel  {shortest.typical_s * 1e6:.2f} us at least")
-    traffic = (*_traffic(survey, plan), *_dequantise(survey, plan))
+    traffic: tuple[TrafficRate, ...] = tuple(_traffic(survey, plan))
+    for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
+        for rows, columns in plan.weights:
+            label = f"{name} {rows}x{columns}"
+            measure = microbench.time_dequantise
+            traffic += tuple(_rate(survey, name, label, measure, kind, rows, columns))
     attention = tuple(_attention(survey, plan))
     matmul = tuple(_matmul(survey, plan))
     if not matmul:
@@ -202,23 +207,16 @@ def _torch_device(text: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _plan(device: torch.device) -> MeasurePlan:
+def _plan(device: torch.device) -> _MeasurePlan:
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return cuda_plan(torch.cuda.get_device_capability(device), free_bytes)
 
 
-def _traffic(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
+def _traffic(survey: _Survey, plan: _MeasurePlan) -> Iterator[TrafficRate]:
     for kind in ("elementwise", "copy", "read"):
         for size in traffic_sizes(plan.largest_traffic_bytes):
             label = f"{kind} {size}"
             yield from _rate(survey, kind, label, microbench.time_traffic, kind, size)
-
-
-def _dequantise(survey: _Survey, plan: MeasurePlan) -> Iterator[TrafficRate]:
-    for kind, name in (("nf4", "dequantise"), ("int8", "dequantise_int8")):
-        for rows, columns in plan.weights:
-            label = f"{name} {rows}x{columns}"
-            yield from _rate(survey, name, label, microbench.time_dequantise, kind, rows, columns)
 
 
 def _rate(
@@ -234,7 +232,7 @@ def _rate(
         yield rate
 
 
-def _attention(survey: _Survey, plan: MeasurePlan) -> Iterator[AttentionRate]:
+def _attention(survey: _Survey, plan: _MeasurePlan) -> Iterator[AttentionRate]:
     for case in plan.attention:
         label = (
             f"{case.kernel} {case.dtype} {case.batch}x{case.heads}x{case.length}x{case.head_dim}"
@@ -259,7 +257,7 @@ def _attention(survey: _Survey, plan: MeasurePlan) -> Iterator[AttentionRate]:
             yield rate
 
 
-def _matmul(survey: _Survey, plan: MeasurePlan) -> Iterator[MatmulRate]:
+def _matmul(survey: _Survey, plan: _MeasurePlan) -> Iterator[MatmulRate]:
     best = dict.fromkeys(plan.dtypes, 0.0)
     items = {dtype: microbench.DTYPES[dtype].itemsize for dtype in plan.dtypes}
     # Small shapes of all dtypes first: a cut for want of time leaves the large ones out.

@@ -9,6 +9,7 @@ such a timeline is traced for each configuration.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,9 @@ from tuner.predict.predict import (
     speed_of,
 )
 from tuner.predict.shipped import can_trace, shipped
+from tuner.predict.stages import Predict, StagedPrediction, predict_stages
 from tuner.predict.traces import Subject, Traces, is_sized, remarks_of
+from tuner.space import SearchSpace
 
 METHOD = "timeline of all sizes at full depth, reserved memory between replays"
 
@@ -64,26 +67,18 @@ OnProgress = Callable[[int, int], None]
 """Called with structures done and structures in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionJob:
-    """The subject of predictions: a workload and a model, by name; cheap to make and to send."""
-
-    workload: str
-    model: str
-
-
 class Predictor:
-    """Predicts configurations of one job. Keeps what it traced in memory and on disk.
+    """Predicts configurations of a workload and a model. Keeps traces in memory and on disk.
 
     `workers` processes trace; with fewer than two, this process does. Neither torch nor
     transformers is imported while every timeline asked for is on disk, or comes with tuner and is
     of the versions that are installed; with `anew` none of those is used.
     """
 
-    def __init__(self, job: PredictionJob, *, workers: int = 0, anew: bool = False) -> None:
+    def __init__(self, workload: str, model: str, *, workers: int = 0, anew: bool = False) -> None:
         self._workers = workers
         self._traces = Traces(anew=anew)
-        self._subject = Subject(job.workload, job.model)
+        self._subject = Subject(workload, model)
 
     def predict(
         self,
@@ -186,7 +181,8 @@ class Predictor:
                 by_allocator.setdefault(allocator, []).append(index)
             for some in by_allocator.values():
                 groups.append(_Group(sized, tuple(some), tuple(configurations[n] for n in some)))
-        self._trace_optimizers(groups)
+        wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
+        trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
         estimated = {index for group in groups for index in group.indices}
         in_full = {i: c for i, c in enumerate(configurations) if i not in estimated}
         _check_traced_in_full(len(in_full))
@@ -216,10 +212,6 @@ class Predictor:
                 on_progress(done, len(wanted))
         found = ((self._traces.sized(self._subject, each), places[each]) for each in wanted)
         return [(sized, indices) for sized, indices in found if sized is not None]
-
-    def _trace_optimizers(self, groups: Sequence[_Group]) -> None:
-        wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
-        trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
 
 
 def _of_group(
@@ -358,3 +350,78 @@ def _check_traced_in_full(count: int) -> None:
             f"{MOST_TRACED} are",
             hint="narrow the search with --where or --set; others need no traces",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A configuration and its prediction.
+
+    In a space with stages `staged` predicts each, and `prediction` covers all of them.
+    """
+
+    configuration: Configuration
+    prediction: Prediction
+    staged: StagedPrediction | None = None
+
+
+class SpacePredictor:
+    """Predicts configurations of one space on one GPU; traces each structure once.
+
+    Predictors of several GPU types share what `predictor` has traced. Raises `InputError` for a
+    configuration that the GPU cannot run.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        gpu: Gpu,
+        *,
+        margin_fraction: float | None = None,
+        profile: DeviceProfile | None = None,
+        predictor: Predictor | None = None,
+        workers: int = 0,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.space, self.gpu = space, gpu
+        self._predictor = predictor or predictor_of(space, workers=workers)
+        self._how: dict[str, Any] = {"margin_fraction": margin_fraction, "profile": profile}
+        self._on_progress = on_progress
+
+    @property
+    def at_once(self) -> int:
+        """Number of configurations that `trace` works on at the same time."""
+        return self._predictor.at_once
+
+    def require_timelines(self, configurations: Sequence[Configuration]) -> None:
+        """As that of `Predictor`, for all stages."""
+        stages = ([*self.space.stage_configurations(one).values()] for one in configurations)
+        pairs = zip(configurations, stages, strict=True)
+        every = [each for one, of_it in pairs for each in of_it or [one]]
+        self._predictor.require_timelines(every, self.gpu)
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[Predicted]:
+        """A prediction of each configuration, in their order; reserved memory is estimated."""
+        how = functools.partial(self._predictor.predict, on_progress=self._on_progress)
+        return self._predict(configurations, how)
+
+    def trace(self, configurations: Sequence[Configuration]) -> list[Predicted]:
+        """As `predict`, with a replay of each: up to a second."""
+        return self._predict(configurations, self._predictor.traced)
+
+    def _predict(
+        self, configurations: Sequence[Configuration], ask: Callable[..., list[Prediction]]
+    ) -> list[Predicted]:
+        how: Predict = functools.partial(ask, gpu=self.gpu, **self._how)
+        if not self.space.stages:
+            found = how(configurations)
+            return [Predicted(c, p) for c, p in zip(configurations, found, strict=True)]
+        staged = predict_stages(self.space, configurations, how)
+        return [
+            Predicted(configuration, each.overall, each)
+            for configuration, each in zip(configurations, staged, strict=True)
+        ]
+
+
+def predictor_of(space: SearchSpace, *, workers: int = 0) -> Predictor:
+    """A new predictor of the space's workload and model, for any GPU type."""
+    return Predictor(space.workload, space.predicted_model(), workers=workers)

@@ -5,7 +5,7 @@ One configuration serves all stages, so it fits only where every stage fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -97,12 +97,6 @@ def combine(
     )
 
 
-def _weights(stages: Collection[str], work: Mapping[str, StageWork | None]) -> dict[str, float]:
-    """The samples of each stage; 1 of each where they are not known of all."""
-    known = {name: done.examples * done.epochs for name, done in work.items() if done is not None}
-    return known if len(known) == len(stages) else dict.fromkeys(stages, 1.0)
-
-
 def numbers_of(evidence: Prediction | Measurement) -> StageNumbers:
     """Numbers of one stage, kept beside those of all."""
     speed = evidence.speed
@@ -120,7 +114,9 @@ def mean_speed(speeds: Mapping[str, Speed], work: Mapping[str, StageWork | None]
 
     Weighted by their samples; where those of a stage are not known, each counts alike.
     """
-    samples = _weights(speeds, work)
+    samples = {name: one.examples * one.epochs for name, one in work.items() if one is not None}
+    if len(samples) != len(speeds):  # not known of all
+        samples = dict.fromkeys(speeds, 1.0)
     return _mean_speed([(s, samples[n], samples[n] / s.samples_per_s) for n, s in speeds.items()])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.core.errors import UnavailableError, install_command
 from tuner.core.expressions import settings_text
@@ -31,7 +31,7 @@ from tuner.predict.compiler.structure import (
     kernels_like,
 )
 from tuner.predict.shipped import can_trace, memory_key, shipped
-from tuner.predict.training import get_workload
+from tuner.predict.training import Workload, get_workload
 from tuner.space.models.catalogue import (
     Architecture,
     architecture,
@@ -39,9 +39,6 @@ from tuner.space.models.catalogue import (
     load_catalogue,
     resolve_config,
 )
-
-if TYPE_CHECKING:  # tracing imports torch, which reading a timeline does without
-    from tuner.predict.training.base import Workload
 
 MOST_TRACES = 6
 """GPUs are of three kinds (kernels, workspaces, bf16), and several GPUs need a trace of one too."""

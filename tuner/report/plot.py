@@ -57,7 +57,7 @@ CROWD = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class _Mark:
     """The look of a point: matplotlib's marker and its area, plotly's symbol and its size."""
 
     marker: str
@@ -72,27 +72,27 @@ class Mark:
 
 _RED, _GREEN = COLORS[Kind.TOO_LARGE], COLORS[Kind.FRONT]
 # From the bottom of the picture to its top.
-MARKS: Mapping[Kind, Mark] = {
-    Kind.TOO_LARGE: Mark("x", 26, "x-thin-open", 7, 0.8, _RED, _RED, 1.6),
-    Kind.FAILED: Mark("d", 26, "diamond", 7, 0.75, COLORS[Kind.FAILED], _CLEAR),
-    Kind.UNTRIED: Mark("o", 18, "circle", 6, 0.6, COLORS[Kind.UNTRIED], _CLEAR),
-    Kind.OUTSIDE: Mark("o", 18, "circle", 6, 0.45, COLORS[Kind.OUTSIDE], _CLEAR),
-    Kind.FITS: Mark("o", 30, "circle", 8, 0.75, COLORS[Kind.FITS], _CLEAR),
-    Kind.FRONT: Mark("o", 46, "circle", 11, 1.0, _GREEN, _WHITE, 1.0),
-    Kind.BEST: Mark("*", 330, "star", 19, 1.0, COLORS[Kind.BEST], _WHITE, 1.2),
+MARKS: Mapping[Kind, _Mark] = {
+    Kind.TOO_LARGE: _Mark("x", 26, "x-thin-open", 7, 0.8, _RED, _RED, 1.6),
+    Kind.FAILED: _Mark("d", 26, "diamond", 7, 0.75, COLORS[Kind.FAILED], _CLEAR),
+    Kind.UNTRIED: _Mark("o", 18, "circle", 6, 0.6, COLORS[Kind.UNTRIED], _CLEAR),
+    Kind.OUTSIDE: _Mark("o", 18, "circle", 6, 0.45, COLORS[Kind.OUTSIDE], _CLEAR),
+    Kind.FITS: _Mark("o", 30, "circle", 8, 0.75, COLORS[Kind.FITS], _CLEAR),
+    Kind.FRONT: _Mark("o", 46, "circle", 11, 1.0, _GREEN, _WHITE, 1.0),
+    Kind.BEST: _Mark("*", 330, "star", 19, 1.0, COLORS[Kind.BEST], _WHITE, 1.2),
 }
-EMULATED = Mark("o", 90, "circle", 14, 1.0, _CLEAR, "#7a4fd0", 1.1)
+EMULATED = _Mark("o", 90, "circle", 14, 1.0, _CLEAR, "#7a4fd0", 1.1)
 """The ring around what was emulated, where a picture has numbers of other kinds too."""
-UNDECIDED = Mark("o", 14, "circle", 5, 1.0, _WHITE, _GREEN, 0.6)
+UNDECIDED = _Mark("o", 14, "circle", 5, 1.0, _WHITE, _GREEN, 0.6)
 """A white centre in points of the front that may be no faster than the next smaller one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class _Layer:
     """Points that look alike. `indices` are the places in the view's records of a kind's trials."""
 
     name: str
-    mark: Mark
+    mark: _Mark
     xs: list[float]
     ys: list[float]
     indices: list[int]
@@ -144,19 +144,19 @@ def _place(view: View, record: TrialRecord) -> tuple[float, float] | None:
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def layers(view: View) -> list[Layer]:
+def layers(view: View) -> list[_Layer]:
     """All that can be drawn, in the order of drawing."""
     places = [_place(view, record) for record in view.records]
     found = []
 
-    def add(name: str, mark: Mark, indices: Iterable[int], *, are_shown: bool = False) -> None:
+    def add(name: str, mark: _Mark, indices: Iterable[int], *, are_shown: bool = False) -> None:
         drawn = [(place, i) for i in indices if (place := places[i]) is not None]
         if drawn:
             xs, ys = (list(axis) for axis in zip(*(place for place, _ in drawn), strict=True))
             shown = [i for _, i in drawn] if are_shown else []
             count = len(view.front) if mark is MARKS[Kind.FRONT] else len(drawn)
             of = "" if mark is MARKS[Kind.BEST] else f" ({count})"
-            found.append(Layer(name + of, mark, xs, ys, shown))
+            found.append(_Layer(name + of, mark, xs, ys, shown))
 
     for kind, mark in MARKS.items():
         of_kind = (i for i, each in enumerate(view.kinds) if each is kind)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec.json import encode
 
 from tuner.core.expressions import all_of
 from tuner.core.records import KnobValue, MemoryCategory, TrialRecord
@@ -22,7 +25,6 @@ from tuner.core.units import (
     printable,
     significant,
 )
-from tuner.report.html import all_shown, page_environment, plotlyjs
 from tuner.report.memory_timeline import TimelineOf, load_or_trace, timeline_figure, timeline_json
 from tuner.report.plot import (
     COLORS,
@@ -76,31 +78,37 @@ class _Point:
 def knobs_figure(view: View) -> dict[str, Any] | None:
     """A row of points for each parameter with two values that fit; None without one."""
     columns = zip(*(r.configuration.values_of(view.knobs) for r in view.records), strict=True)
+    numbers = view.numbers
     rows: dict[str, list[_Point]] = {}
     for name, column in zip(view.knobs, columns, strict=False):  # no column without a record
-        points = _points(view, name, column)
+        points = _points(view, name, column, numbers)
         if sum(len(point.values) for point in points) > 1:
             rows[name] = points
     return _figure(rows) if rows else None
 
 
-def _points(view: View, name: str, column: Sequence[KnobValue | None]) -> list[_Point]:
+def _points(
+    view: View,
+    name: str,
+    column: Sequence[KnobValue | None],
+    numbers: Sequence[tuple[int, float] | None],
+) -> list[_Point]:
     """The points of a parameter by throughput; values that are equally fast share one."""
     fastest: dict[KnobValue, float] = {}
-    for value, numbers, kind in zip(column, view.numbers, view.kinds, strict=True):
-        if value is not None and numbers and kind in _FITTING:
-            fastest[value] = max(numbers[1], fastest.get(value, 0.0))
+    for value, found, kind in zip(column, numbers, view.kinds, strict=True):
+        if value is not None and found and kind in _FITTING:
+            fastest[value] = max(found[1], fastest.get(value, 0.0))
     alike: dict[str, list[KnobValue]] = {}
     words = {value: isinstance(value, str | tuple) for value in fastest}  # behind all numbers
     for value in sorted(fastest, key=lambda v: (words[v], value_text(v) if words[v] else v)):
         alike.setdefault(significant(fastest[value]), []).append(value)
     best = view.best.configuration.get(name) if view.best else None
-    found = [
+    points = [
         _Point(rounded(fastest[values[0]]), tuple(map(value_text, values)), best in values)
         for values in alike.values()
     ]
-    step = -(-len(found) // MAX_POINTS)
-    return sorted(found, key=lambda point: point.samples_per_s)[::-step][::-1] if found else []
+    step = -(-len(points) // MAX_POINTS)
+    return sorted(points, key=lambda point: point.samples_per_s)[::-step][::-1] if points else []
 
 
 def _figure(rows: Mapping[str, Sequence[_Point]]) -> dict[str, Any]:
@@ -187,7 +195,7 @@ LEAST_SHOWN_BYTES = MIB // 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class _Part:
     """One piece of a stacked bar. `percent` is of the whole bar; no colour is free space."""
 
     label: str
@@ -303,25 +311,25 @@ def _tiles(best: BestTrial) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _memory_parts(best: BestTrial) -> list[Part]:
+def _memory_parts(best: BestTrial) -> list[_Part]:
     """The peak by category, then what stays free, as parts of the GPU's memory."""
     memory, limit = best.evidence.memory, best.memory_bytes
     # A device does not tell what its memory is used for.
     known = memory.breakdown or {"in use": memory.device_bytes}
     parts = [
-        Part(_words(name), format_size(size), 100 * size / limit, _color(index, name))
+        _Part(_words(name), format_size(size), 100 * size / limit, _color(index, name))
         for index, (name, size) in enumerate(known.items())
         if size >= LEAST_SHOWN_BYTES
     ]
     free = best.free_bytes
-    return [*parts, Part("free", format_gib(free), 100 * free / limit, None)]
+    return [*parts, _Part("free", format_gib(free), 100 * free / limit, None)]
 
 
-def _time_parts(best: BestTrial) -> list[Part]:
+def _time_parts(best: BestTrial) -> list[_Part]:
     """The time of one optimizer step by kind of work."""
     speed = best.evidence.speed
     return [
-        Part(_words(name), format_duration(time_s), 100 * time_s / speed.step_s, _color(index, ""))
+        _Part(_words(name), format_duration(time_s), 100 * time_s / speed.step_s, _color(index, ""))
         for index, (name, time_s) in enumerate(speed.breakdown_s.items())
         if time_s > 0
     ]
@@ -435,3 +443,49 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
         if timeline is not None:
             write_atomically(folder.memory_timeline, timeline_json(timeline, view.best))
     write_atomically(folder.report_html, report_html(view, timeline=timeline))
+
+
+def page_environment() -> Environment:
+    """The templates of `page/`. Every text is shown as text, whatever it contains.
+
+    Pages ask nothing of the network, and the content security policy in their head forbids it.
+    """
+    environment = Environment(
+        loader=PackageLoader("tuner.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    # Of 100,000 trials, the standard library takes a second longer.
+    environment.policies["json.dumps_function"] = lambda value, **_: encode(value).decode()
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """`value` without characters that turn the direction of writing or hide text."""
+    # Markup is the page's own.
+    return printable(value) if type(value) is str else value
+
+
+def all_shown(value: Any) -> Any:
+    """`value` with every text in it safe to show, in lists and mappings too."""
+    if isinstance(value, str):
+        return _shown(value)
+    if isinstance(value, dict):
+        return {_shown(name): all_shown(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_shown(item) for item in value]
+    return value
+
+
+VERSION = "4.1.1"
+"""Version of the bundle; its major version is that of the Python package's plotly.js."""
+SHA256 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+"""Checksum of the published `plotly-basic.min.js`."""
+
+
+def plotlyjs() -> str:
+    """The bundle as JavaScript text; its first lines name its version and licence (MIT)."""
+    return (files("tuner.report") / "page/vendor/plotly-basic.min.js").read_text("utf-8")

@@ -47,7 +47,7 @@ from tuner.searches.front import (
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class _Gain:
     """The recommended configuration compared with the space's baseline.
 
     `speedup` is the ratio of samples/s, `saved_bytes` the device memory that becomes free
@@ -60,7 +60,6 @@ class Gain:
     saved_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
         return {
             "configuration": self.baseline.configuration.to_dict(),
             "status": str(self.baseline.outcome.status),
@@ -82,7 +81,7 @@ class BestTrial:
     gpu: Gpu
     space: SpaceFacts
     cost: RunCost | None
-    gain: Gain | None
+    gain: _Gain | None
     trials: int
     fitting: int
     conditions: tuple[str, ...] = ()
@@ -448,12 +447,12 @@ def best_yaml(
     return comment + body
 
 
-def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: Gpu) -> Gain | None:
+def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: Gpu) -> _Gain | None:
     if baseline is None or baseline.source is not best.source:
         return None
     old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
     old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)
-    return Gain(
+    return _Gain(
         baseline=baseline,
         baseline_fits=fits_within(baseline, gpu.memory_bytes),
         speedup=new_speed / old_speed if old_speed and new_speed else None,

@@ -69,7 +69,12 @@ class Candidates:
             for name in knobs
             if len(values := {parameter(c[name]): None for c in self.configurations}) > 1
         )
-        self._check_that_all_differ()
+        found: dict[tuple[Parameter, ...], Configuration] = {}
+        for configuration in self.configurations:
+            key = tuple(self.parameters(configuration).values())
+            other = found.setdefault(key, configuration)
+            if other is not configuration:
+                raise ValueError(f"{configuration!r} and {other!r} differ in no knob")
         self._points: npt.NDArray[np.float64] = np.array(
             [
                 [axis.codes[parameter(c[axis.name])] for axis in self.axes]
@@ -177,14 +182,6 @@ class Candidates:
     @property
     def _open(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self._untried & ~self._held_back)
-
-    def _check_that_all_differ(self) -> None:
-        found: dict[tuple[Parameter, ...], Configuration] = {}
-        for configuration in self.configurations:
-            key = tuple(self.parameters(configuration).values())
-            other = found.setdefault(key, configuration)
-            if other is not configuration:
-                raise ValueError(f"{configuration!r} and {other!r} differ in no knob")
 
 
 def parameter(value: KnobValue) -> Parameter:

@@ -23,7 +23,7 @@ seconds, in which a new worker imports torch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class _Waiting:
     """The time in seconds that a search waits for a worker that can run its trials.
 
     `at_first_s` applies before there was such a worker, `later_s` after the last one was lost.
@@ -33,16 +33,16 @@ class Waiting:
     later_s: float
 
 
-OWN_CLUSTER = Waiting(at_first_s=0.0, later_s=0.0)
+OWN_CLUSTER = _Waiting(at_first_s=0.0, later_s=0.0)
 """A private cluster gets no more nodes."""
-FIXED_CLUSTER = Waiting(at_first_s=0.0, later_s=300.0)
+FIXED_CLUSTER = _Waiting(at_first_s=0.0, later_s=300.0)
 """A fixed cluster starts no nodes; restarting a node or its network takes some minutes."""
-GROWING_CLUSTER = Waiting(at_first_s=1800.0, later_s=1800.0)
+GROWING_CLUSTER = _Waiting(at_first_s=1800.0, later_s=1800.0)
 """A growing cluster may take a quarter of an hour to start a GPU machine with its image."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class _Run:
     """A run of a trial of the search `index` on a node, under a name for people."""
 
     index: int
@@ -73,7 +73,7 @@ class Crew:
         self.needs = [Need.of(request) for request in requests]
         self._requests, self._nodes = tuple(requests), nodes
         self._clock, self._on_decision = clock, on_decision
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, _Run] = {}
         self._without_since: dict[int, float] = {}
         self._had: set[int] = set()
         self._demand = demand
@@ -109,7 +109,7 @@ class Crew:
         for state in self.states:
             state.give_up_late()
 
-    def propose(self, run: str) -> Run | None:
+    def propose(self, run: str) -> _Run | None:
         """The next run, of the search whose turn it is; None while there is no room or trial."""
         found = (self._begin(index, run) for index in self._turns() if not self.over)
         return next((one for one in found if one is not None), None)
@@ -160,7 +160,7 @@ class Crew:
 
         return sorted(range(len(self.states)), key=turn)
 
-    def _begin(self, index: int, run: str) -> Run | None:
+    def _begin(self, index: int, run: str) -> _Run | None:
         """Begin one run of a search on a node with room; None without room or trial."""
         request, state = self._requests[index], self.states[index]
         if state.over:
@@ -184,7 +184,7 @@ class Crew:
         self._on_decision(request.gpu.id, time.perf_counter() - began_s)
         proposed = state.open[run]
         name = f"{_title(request, proposed.configuration)} #{proposed.number}"
-        self._runs[run] = Run(index, node, name, proposed)
+        self._runs[run] = _Run(index, node, name, proposed)
         return self._runs[run]
 
     def _has_room(self, node: Node, index: int) -> bool:
@@ -221,10 +221,10 @@ class Crew:
             missing = self._nodes.missing(need, waited_s=limit_s, was_there=was_there)
             state.fail(unfit[0] if unfit else missing)
 
-    def _waiting(self, index: int) -> Waiting:
+    def _waiting(self, index: int) -> _Waiting:
         own = self._requests[index].node_wait_s
         if own is not None:
-            return Waiting(own, own)
+            return _Waiting(own, own)
         if self._requests[index].options.address is None:
             return OWN_CLUSTER
         return GROWING_CLUSTER if self._demand is not None else FIXED_CLUSTER

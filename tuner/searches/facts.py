@@ -23,7 +23,7 @@ from tuner.space import DataFacts, SearchSpace, Stage, TokenLengths
 
 
 @dataclass(frozen=True, slots=True)
-class StageFacts:
+class _StageFacts:
     """A stage of a training: its own settings, examples and epochs (None: unknown)."""
 
     name: str
@@ -67,7 +67,7 @@ class SpaceFacts:
     """Objectives of its front, by name; the first is primary. Empty: throughput and memory."""
     lengths: TokenLengths | None = None
     """Token lengths of the examples."""
-    stages: tuple[StageFacts, ...] = ()
+    stages: tuple[_StageFacts, ...] = ()
     """The stages of the training, in their order; empty if it has no stages."""
 
     @classmethod
@@ -89,10 +89,10 @@ class SpaceFacts:
         )
 
 
-def _stage(stage: Stage, data: DataFacts) -> StageFacts:
+def _stage(stage: Stage, data: DataFacts) -> _StageFacts:
     examples = data.examples if stage.examples is None else stage.examples
     epochs = data.epochs if stage.epochs is None else stage.epochs
-    return StageFacts(stage.name, stage.values, examples, epochs)
+    return _StageFacts(stage.name, stage.values, examples, epochs)
 
 
 OF_ONE = "all memory is of one of them"
@@ -185,7 +185,7 @@ def stage_rows(
     facts = {stage.name: stage for stage in space.stages}
     rows: list[StageRow] = []
     for name, numbers in evidence.stages.items():
-        stage = facts.get(name, StageFacts(name))
+        stage = facts.get(name, _StageFacts(name))
         settings = stage.settings(configuration)
         names: tuple[str, ...] = (name,)
         if rows and (rows[-1].numbers, rows[-1].settings) == (numbers, settings):
@@ -213,7 +213,7 @@ def limit_text(
     name = evidence.limiting_stage
     if name is None:
         return ""
-    stage = next((s for s in space.stages if s.name == name), StageFacts(name))
+    stage = next((s for s in space.stages if s.name == name), _StageFacts(name))
     settings = stage.settings(configuration)
     text = f"in {name} ({settings})" if settings else f"in {name}"
     return f"{text}, the hardest of {len(evidence.stages)} stages"

@@ -122,18 +122,9 @@ def pareto_front(
     records: Iterable[TrialRecord],
     *,
     objectives: Sequence[Objective] = DEFAULT_OBJECTIVES,
-    limit_bytes: int | None = None,
 ) -> tuple[TrialRecord, ...]:
-    """The fitting trials that no other trial dominates; see `unbeaten`.
-
-    With `limit_bytes`, only trials that fit this memory with their margin count; otherwise, trials
-    that fit their own GPU.
-    """
-    fitting = (
-        record
-        for record in records
-        if fits_within(record, record.gpu_memory_bytes if limit_bytes is None else limit_bytes)
-    )
+    """The trials that fit their own GPU and that no other trial dominates; see `unbeaten`."""
+    fitting = (record for record in records if fits_within(record, record.gpu_memory_bytes))
     return unbeaten(fitting, objectives)
 
 
@@ -161,24 +152,19 @@ def unbeaten(
     return tuple(record for _, record in front)
 
 
-def hypervolume(
-    records: Iterable[TrialRecord],
-    *,
-    reference: tuple[float, float],
-    objectives: tuple[Objective, Objective] = DEFAULT_OBJECTIVES,
-) -> float:
-    """The area that the front of two objectives covers, up to the `reference` values.
+def hypervolume(records: Iterable[TrialRecord], *, reference: tuple[float, float]) -> float:
+    """The area that the front of throughput and memory covers, up to the `reference` values.
 
-    Exact, in the product of the objectives' units (samples/s x bytes by default). `reference`
-    is the worst value of each that still counts, for example (0, the GPU's memory).
+    Exact, in samples/s x bytes. `reference` is the worst value of each that still counts, for
+    example (0, the GPU's memory).
     """
     turned = [
         value if objective.direction is Direction.MAXIMIZE else -value
-        for value, objective in zip(reference, objectives, strict=True)
+        for value, objective in zip(reference, DEFAULT_OBJECTIVES, strict=True)
     ]
     area, covered = 0.0, 0.0
-    for record in pareto_front(records, objectives=objectives):
-        gains = [objective.gain(record) for objective in objectives]
+    for record in pareto_front(records):
+        gains = [objective.gain(record) for objective in DEFAULT_OBJECTIVES]
         first, second = ((g or 0.0) - r for g, r in zip(gains, turned, strict=True))
         if first <= 0 or second <= covered:
             continue

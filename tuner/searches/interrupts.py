@@ -78,18 +78,14 @@ class Interrupts:
         self._terminated = self._terminated or number == signal.SIGTERM
         self._seen += 1
         if number == HANG_UP:
-            self._leave_terminal()
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a closed terminal would fail
+            for descriptor in self._terminals:
+                os.dup2(nowhere, descriptor)
+            os.close(nowhere)
         if self._seen == 1:
             self._on_first()
         elif not self._deferring or self._seen > LAST_DEFERRED:
             raise KeyboardInterrupt
-
-    def _leave_terminal(self) -> None:
-        """Redirect output to the null device: writing to a closed terminal would fail."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in self._terminals:
-            os.dup2(nowhere, descriptor)
-        os.close(nowhere)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from tuner.searches.strategies import NOTHING, Knowledge, Strategy, mirrored, sc
 Places = NDArray[np.intp]
 
 
-class OomFrontier:
+class _OomFrontier:
     """Configurations that are known not to fit, because a smaller one ran out of memory.
 
     A configuration is covered by a known one that ran out if that one is not larger in any knob
@@ -116,7 +116,6 @@ class _CalibratedRisk:
         self._risk = np.zeros(0)
 
     def tell(self, record: TrialRecord) -> None:
-        """Take a trial into account."""
         self._records.append(record)
 
     def risk(self) -> NDArray[np.float64]:
@@ -133,7 +132,7 @@ class _CalibratedRisk:
 class _PruningLog:
     """The candidates that are held back now, and those that were revived."""
 
-    def __init__(self, candidates: Candidates, frontier: OomFrontier) -> None:
+    def __init__(self, candidates: Candidates, frontier: _OomFrontier) -> None:
         self._candidates, self._frontier = candidates, frontier
         self._cause = np.zeros(len(candidates), dtype=np.int8)
         self._now: dict[int, Pruned] = {}
@@ -220,13 +219,16 @@ class Proposer:
         knowledge: Knowledge = NOTHING,
     ) -> None:
         self.candidates = candidates
-        self._frontier = OomFrontier(candidates.configurations, knowledge.order)
+        self._frontier = _OomFrontier(candidates.configurations, knowledge.order)
         self._chance = random.Random()  # noqa: S311 - a search, not a secret
         self.guide: Guided | None = None
         if sampler == "guided" and (knowledge.predictions or knowledge.budget):
-            self.guide = Guided(
-                _pool_of(candidates, knowledge), goals=knowledge.goals, repeats=knowledge.repeats
-            )
+            if knowledge.predictions:
+                pool = Pool.of(candidates, knowledge.predictions)
+            else:
+                assert knowledge.budget is not None
+                pool = Pool.blind(candidates, knowledge.order, knowledge.budget)
+            self.guide = Guided(pool, goals=knowledge.goals, repeats=knowledge.repeats)
             self._strategy: Strategy = GuidedStrategy(candidates, self.guide)
         else:
             self._strategy = strategy_of(sampler, candidates, knowledge, self._chance, trials)
@@ -368,10 +370,3 @@ class Proposer:
         if configuration.key not in self._pending:
             self._pending.add(configuration.key)
             self._strategy.begin(configuration)
-
-
-def _pool_of(candidates: Candidates, knowledge: Knowledge) -> Pool:
-    if knowledge.predictions:
-        return Pool.of(candidates, knowledge.predictions)
-    assert knowledge.budget is not None
-    return Pool.blind(candidates, knowledge.order, knowledge.budget)

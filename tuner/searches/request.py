@@ -95,8 +95,6 @@ class SearchRequest:
     - `predictions` are the predictions by configuration key. The record of a measured trial holds
       its prediction beside the measurement, and "guided" starts from the predictions if every
       valid configuration has one.
-    - `workload` is its name; the memory order of its knobs lets the searcher skip configurations
-      that cannot fit.
     - `margin_bytes` is the memory to keep free, noted in the records of measured trials.
     - `resources_per_trial` are Ray resources by name, `memory` in bytes. A trial gets as many
       threads as CPUs. On a cluster, its node has a GPU of the type and the `labels`.
@@ -119,7 +117,6 @@ class SearchRequest:
     resume: Sequence[TrialRecord] = ()
     trial_device: TrialDevice | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    workload: str = ""
     margin_bytes: int | None = None
     node_wait_s: float | None = None
     local_gpus: Sequence[int] = ()

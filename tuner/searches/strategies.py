@@ -74,7 +74,7 @@ class Strategy:
         """Learn from a trial that has begun and ended."""
 
 
-class RandomStrategy(Strategy):
+class _RandomStrategy(Strategy):
     """Draws uniformly.
 
     Optuna's RandomSampler, moved to the nearest candidate, would favour the edge of the valid set.
@@ -86,7 +86,7 @@ class RandomStrategy(Strategy):
         return self.chance.choice(self.candidates.untried())
 
 
-class GridStrategy(Strategy):
+class _GridStrategy(Strategy):
     """Walks the space at even distances, the first configuration included."""
 
     def __init__(
@@ -104,7 +104,7 @@ class GridStrategy(Strategy):
         return next(filter(self.candidates.is_untried, even), None) or self.candidates.untried()[0]
 
 
-class OptunaStrategy(Strategy):
+class _OptunaStrategy(Strategy):
     """An Optuna sampler, used through a study in memory.
 
     Its proposals are moved to the nearest untried candidate; a moved proposal stays in the study as
@@ -150,7 +150,6 @@ class OptunaStrategy(Strategy):
             self._pending[configuration.key] = self._study.ask(self._box)
 
     def tell(self, record: TrialRecord) -> None:
-        """Tell the study about the record."""
         trial = self._pending.pop(record.configuration.key)
         for name, value in _attributes(record).items():
             trial.set_user_attr(name, value)
@@ -190,11 +189,11 @@ def strategy_of(
     if ":" in name:
         found = load_object(name, "searcher")
         if isinstance(found, type) and issubclass(found, BaseSampler):
-            return OptunaStrategy(candidates, knowledge, chance, make=found)
+            return _OptunaStrategy(candidates, knowledge, chance, make=found)
         raise InputError(f"searcher {name!r} is no sampler of Optuna's (a BaseSampler)")
     if name == "grid":
-        return GridStrategy(candidates, knowledge, chance, trials=trials)
-    made: dict[str, type[Strategy]] = {"tpe": OptunaStrategy, "random": RandomStrategy}
+        return _GridStrategy(candidates, knowledge, chance, trials=trials)
+    made: dict[str, type[Strategy]] = {"tpe": _OptunaStrategy, "random": _RandomStrategy}
     return made.get(name, Strategy)(candidates, knowledge, chance)
 
 
@@ -245,14 +244,14 @@ UNKNOWN_TO_SAMPLER = (Status.CRASHED, Status.INVALID, Status.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class _Score:
     """Numbers of a record for a strategy: throughput, device memory, constraints (<= 0 is met)."""
 
     values: tuple[float, float]
     constraints: dict[str, float]
 
 
-def score(record: TrialRecord) -> Score | None:
+def score(record: TrialRecord) -> _Score | None:
     """The score of a record; None if samplers cannot learn from it.
 
     The memory constraint is the excess over the limit without the margin, in bytes. If the trial
@@ -279,7 +278,7 @@ def score(record: TrialRecord) -> Score | None:
         MEMORY_CONSTRAINT: over_bytes,
         OUTCOME_CONSTRAINT: -VIOLATED if trained else VIOLATED,
     }
-    return Score((samples_per_s, device_bytes), constraints)
+    return _Score((samples_per_s, device_bytes), constraints)
 
 
 def _samples_per_s(outcome: Outcome) -> float:

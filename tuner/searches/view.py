@@ -53,26 +53,40 @@ class View:
     gpu: Gpu
     records: tuple[TrialRecord, ...]
     kinds: tuple[Kind, ...]
-    numbers: tuple[tuple[int, float] | None, ...]
-    """The `numbers_of` each record, by position."""
     front: tuple[TrialRecord, ...]
     best: BestTrial | None
     conditions: tuple[str, ...]
     command: str
     use: tuple[str, ...]
     """Commands that bring the recommendation, if there is one, into a file or to another tool."""
-    source: str
-    """Source of the front's numbers: predicted, emulated or measured."""
-    drawn_source: str
-    """Sources of all trials' numbers, such as "predicted and measured"."""
     knobs: tuple[str, ...]
     """The names of configuration values to show: the space's knobs, then others that vary."""
-    fixed: Mapping[str, KnobValue]
-    """The other configuration values: the same in every trial."""
     notes: tuple[str, ...] = ()
     """Sentences about the search that people should read."""
     objectives: tuple[Objective, ...] = DEFAULT_OBJECTIVES
     """The objectives of the front; the first one decides the recommendation."""
+
+    @property
+    def numbers(self) -> tuple[tuple[int, float] | None, ...]:
+        """Device memory in bytes and samples/s of each record, by position; None without them."""
+        found = (record.outcome.evidence for record in self.records)
+        return tuple((e.memory.device_bytes, e.speed.samples_per_s) if e else None for e in found)
+
+    @property
+    def source(self) -> str:
+        """Source of the front's numbers: predicted, emulated or measured."""
+        return source_label(self.front or self.records)
+
+    @property
+    def drawn_source(self) -> str:
+        """Sources of all trials' numbers, such as "predicted and measured"."""
+        return source_label(self.records)
+
+    @property
+    def fixed(self) -> Mapping[str, KnobValue]:
+        """The configuration values beside `knobs`: the same in every trial."""
+        every = self.records[0].configuration if self.records else {}
+        return {name: value for name, value in every.items() if name not in self.knobs}
 
     @property
     def is_default(self) -> bool:
@@ -140,31 +154,20 @@ def build_view(  # noqa: PLR0913 - one argument for each choice of the reader
         for r, ok in zip(own, meets, strict=True)
         for kind in (_kind(r, r.configuration.key in fits, ok, drawn),)
     )
-    knobs = _shown_names(own, space)
     return View(
         space=space,
         gpu=gpu,
         records=tuple(own),
         kinds=kinds,
-        numbers=tuple(map(numbers_of, own)),
         front=tuple(reversed(front)),
         best=best,
         conditions=tuple(conditions),
         command=command,
         use=tuple(use) if best is not None else (),
-        source=source_label(front or own),
-        drawn_source=source_label(own),
-        knobs=knobs,
-        fixed={k: v for k, v in own[0].configuration.items() if k not in knobs} if own else {},
+        knobs=_shown_names(own, space),
         notes=tuple(notes),
         objectives=chosen,
     )
-
-
-def numbers_of(record: TrialRecord) -> tuple[int, float] | None:
-    """Device memory in bytes and throughput in samples/s; None for a trial without numbers."""
-    evidence = record.outcome.evidence
-    return (evidence.memory.device_bytes, evidence.speed.samples_per_s) if evidence else None
 
 
 def source_label(records: Sequence[TrialRecord]) -> str:

@@ -1,6 +1,6 @@
 """The environment of a real training step: a CUDA device, or this machine's CPU.
 
-`RealEnvironment` implements `tuner.predict.training.base.Environment` for a session, and notes the
+`RealEnvironment` implements `tuner.predict.training.Environment` for a session, and notes the
 peak memory of each phase. It is used in a separate process: only the exit of a process is sure to
 free its memory.
 """
@@ -26,7 +26,7 @@ from tuner.core.nvml import DeviceReader, DeviceUse, device_use, open_reader
 from tuner.core.records import Configuration, Memory, Phase
 from tuner.core.units import format_gib
 from tuner.emulator.here import begin_phase, is_emulated
-from tuner.predict.training.base import TrainingSession, Workload
+from tuner.predict.training import TrainingSession, Workload
 from tuner.space.data import DataFacts
 from tuner.space.gpus import match_device
 from tuner.trial.base import MeasureOptions, TrialJob
@@ -81,7 +81,7 @@ class HostMeter:
 
 
 class RealEnvironment:
-    """The environment of a real session; see `tuner.predict.training.base.Environment`.
+    """The environment of a real session; see `tuner.predict.training.Environment`.
 
     `phase` is the current phase; after an OOM, the phase in which memory ran out.
     `phase_peak_bytes` has the highest allocated memory of each phase while `recording`. Recording

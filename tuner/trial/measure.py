@@ -21,8 +21,7 @@ from tuner.core.records import Configuration, Measurement, Phase, Source, Speed
 from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.cost.speed.rates import matmul_peak
 from tuner.emulator.here import is_emulated
-from tuner.predict.training import get_workload
-from tuner.predict.training.base import TrainingSession
+from tuner.predict.training import TrainingSession, get_workload
 from tuner.space.data import DataFacts
 from tuner.space.models.catalogue import get_entry, resolve_config
 from tuner.trial.base import MeasureOptions, TrialJob

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.app import programs
+from tuner.app.api import as_bytes, as_mode, as_share, as_texts
 from tuner.app.api.display import check_html, check_text
 from tuner.app.api.result import SearchResult
 from tuner.app.api.searching import search
-from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.checking import CheckedProgram
 from tuner.core.errors import InputError, NothingFitsError
 from tuner.core.records import KnobValue

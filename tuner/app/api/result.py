@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.app.api import as_bytes, as_share, as_texts
 from tuner.app.api.display import frame_of, joined, result_html, results_html
-from tuner.app.api.values import as_bytes, as_share, as_texts
-from tuner.app.applying import applying
-from tuner.app.exporting import export_recommended
+from tuner.app.applying import applying, export_recommended
 from tuner.app.recommendation import (
     Criteria,
     Recommended,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+from tuner.app.api import as_bytes, as_mode, as_share, as_texts
 from tuner.app.api.display import listener_of
 from tuner.app.api.result import SearchResult, SearchResults
-from tuner.app.api.values import as_bytes, as_mode, as_share, as_texts
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import Estimate, asked, corrected, estimate_asked
 from tuner.app.listener import quiet_libraries

@@ -21,10 +21,10 @@ from tuner.core.units import GIB, format_duration, significant
 from tuner.report.terminal.front import (
     print_front,
     print_prediction_error,
+    print_recommendation,
     record_dict,
     sources_text,
 )
-from tuner.report.terminal.recommendation import print_recommendation
 from tuner.report.terminal.render import differing, echo, print_fields, print_json, size_text
 from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial

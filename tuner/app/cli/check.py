@@ -1,23 +1,27 @@
-"""`tuner check`: whether a program fits on a GPU, and the change that makes it fit."""
+"""`tuner check`: whether a program fits on a GPU, and the change that makes it fit.
+
+`tuner emulate` runs it there, with its output.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.app.cli.helping import RareOption
+from tuner.app.cli import RareOption, subcommand
 from tuner.app.cli.options import (
     DURATION,
     SIZE,
     any_emulated_gpu_options,
+    emulated_gpu_options,
     gpus_option,
     json_option,
     margin_option,
     model_option,
     require_gpu,
     set_option,
-    subcommand,
     verbose_option,
 )
 from tuner.app.cli.results import write_asked
@@ -85,7 +89,7 @@ if TYPE_CHECKING:
 @verbose_option
 @json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(  # noqa: PLR0913 - one argument for each option
+def check(  # noqa: PLR0913 - one argument for each option
     *,
     program: tuple[str, ...],
     gpu_name: str | None,
@@ -111,6 +115,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 fits, 1 doesn't fit (tight: the more likely of the two), 2 the program failed,
     3 can't be emulated or predicted, 4 unknown.
     """
+    from tuner.app import programs
     from tuner.app.cli.checked_text import (  # numpy
         checked_to_dict,
         largest_to_dict,
@@ -119,7 +124,6 @@ def command(  # noqa: PLR0913 - one argument for each option
         print_largest,
     )
     from tuner.app.everywhere import program_everywhere, show_everywhere
-    from tuner.app.programs import ProgramOptions, check, largest
 
     if gpu_name is None:
         require_gpu("--gpu-memory", gpu_memory)
@@ -129,15 +133,15 @@ def command(  # noqa: PLR0913 - one argument for each option
         require_gpu("--apply", write or None)
         with Waiting() as waiting:
             waiting("predicting the program for every GPU type")
-            found = program_everywhere(program, ProgramOptions(**how))
+            found = program_everywhere(program, programs.ProgramOptions(**how))
         raise click.exceptions.Exit(show_everywhere(found, verbose=verbose, as_json=as_json))
     gpu = get_gpu(gpu_name, memory_bytes=gpu_memory, price_usd_per_hour=price)
-    options = ProgramOptions(**how)
+    options = programs.ProgramOptions(**how)
     if largest_of is not None:
         if not options.predict:
             raise InputError("--largest is predicted, not run", hint="add --predict")
         with Waiting() as waiting:
-            most = largest(program, gpu, largest_of, options, waiting)
+            most = programs.largest(program, gpu, largest_of, options, waiting)
         print_json(largest_to_dict(most)) if as_json else print_largest(most, verbose=verbose)
         if write:
             write_asked(most.change)
@@ -149,8 +153,64 @@ def command(  # noqa: PLR0913 - one argument for each option
                 with waiting.paused():
                     print_found(found, needed)
 
-        checked = check(program, gpu, options, waiting, answered)
+        checked = programs.check(program, gpu, options, waiting, answered)
     print_json(checked_to_dict(checked)) if as_json else print_checked(checked, verbose=verbose)
     if write:
         write_asked(checked.suggestion.change if checked.suggestion is not None else None)
     raise click.exceptions.Exit(checked.found.exit_code)
+
+
+@subcommand(
+    "emulate",
+    "tuner emulate --gpu rtx4090 -- python train.py --batch-size 4",
+    "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
+    context_settings={"allow_interspersed_args": False},
+)
+@emulated_gpu_options
+@gpus_option
+@click.option(
+    "--all-ranks", is_flag=True, help="Run every rank. By default rank 0 stands for all of them."
+)
+@click.option(
+    "--steps",
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Stop it after N optimizer steps; 0: never.",
+)
+@margin_option
+@click.option(
+    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop it after this time."
+)
+@json_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def emulate(
+    *,
+    program: tuple[str, ...],
+    gpu_name: str,
+    gpu_memory: int | None,
+    margin: str | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Run PROGRAM on an emulated GPU: real PyTorch, real memory allocator, no arithmetic.
+
+    Prints whether it fits, its peak memory with the lines of code that take it, and an estimated
+    step time. Needs a CUDA build of PyTorch and a C compiler, but no GPU.
+
+    Exit codes: 0 fits, 1 doesn't fit, 2 the program failed, 3 something isn't emulated, 4 unknown.
+    """
+    from tuner.app import programs
+    from tuner.app.checking import CheckedProgram  # numpy
+    from tuner.app.cli.checked_text import print_checked, print_found
+
+    gpu = get_gpu(gpu_name, memory_bytes=gpu_memory)
+    # The program's output must not mix with the JSON.
+    output = sys.stderr if as_json else None
+    found = programs.emulate(program, gpu, margin=margin, output=output, **how)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_found(found, None)
+        print_checked(CheckedProgram(found), verbose=True)
+    raise click.exceptions.Exit(found.exit_code)

@@ -22,8 +22,8 @@ from tuner.app.cli.emulated_text import (
     so_far_text,
 )
 from tuner.app.cli.options import typed
-from tuner.app.largest import MODEL, Largest
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
+from tuner.app.programs import MODEL, Largest
 from tuner.core.expressions import settings_text, show
 from tuner.core.records import Verdict
 from tuner.core.units import GIB, format_duration, format_size, significant
@@ -140,6 +140,7 @@ def answer_fields(checked: CheckedProgram) -> list[Field]:
     found = checked.found
     of = checked.needed or found
     run = predicted_phases(found) if isinstance(found, PredictedProgram) else []
+    trained = (of.plan.configuration, of.plan.model) if isinstance(of, PredictedProgram) else ()
     if isinstance(found, Emulation) and isinstance(of, Emulation):
         run = run_fields(found, of)
     return [
@@ -147,18 +148,12 @@ def answer_fields(checked: CheckedProgram) -> list[Field]:
         (READ_AS, _read_text(of)),
         (CHANGE, " ".join(change_texts(checked))),
         ("memory", memory_text(of.memory.breakdown) if of.memory else ""),
-        ("cause", _cause_text(of)),
+        ("cause", cause_of(of.memory, *trained) if of.memory else ""),
         *run,
         *_pace_fields(checked),
         ("source", _source(found)),
         *((NOTE, note) for note in notes_of(checked)),
     ]
-
-
-def _cause_text(of: RunAnswer) -> str:
-    if isinstance(of, PredictedProgram):
-        return cause_of(of.memory, of.plan.configuration, of.plan.model)
-    return cause_of(of.memory) if of.memory else ""
 
 
 def checked_lines(checked: CheckedProgram) -> list[str]:

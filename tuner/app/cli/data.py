@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
+from tuner.app.cli import subcommand
 from tuner.app.cli.options import (
     gathered,
     json_option,
     set_option,
     space_option,
-    subcommand,
     together,
 )
 from tuner.core.errors import InputError

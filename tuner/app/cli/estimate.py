@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from tuner.app.cause import cause_of
+from tuner.app.cli import subcommand
 from tuner.app.cli.options import (
     any_gpu_options,
     json_option,
@@ -23,7 +24,6 @@ from tuner.app.cli.options import (
     set_option,
     setting_flags,
     space_option,
-    subcommand,
     verbose_option,
 )
 from tuner.app.device import find_gpu, profile_for
@@ -153,7 +153,13 @@ def command(  # noqa: PLR0913 - one argument for each option
             flag = (name,) if value is True else (name, str(value))
             words += flag if name.startswith("--") else ("--set", f"{name}={value}")
         line = shlex.join(["tuner", "estimate", *words, "--set", f"{SYNC}=true"])
-        notes.append(_unsharded_text(found, each) + (f": {line}" if verbose else ""))
+        kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
+        slower = found.prediction.speed.samples_per_s / each.prediction.speed.samples_per_s - 1
+        notes.append(
+            f"{format_size(kept)} are unsharded gradients, kept between micro-steps (no_sync); "
+            f"{format_size(each.memory.device_bytes)}, {slower:.0%} slower, with --set {SYNC}=true"
+            + (f": {line}" if verbose else "")
+        )
     # The settings whose effect is in no number.
     _, without, names = found.prediction.method.partition(WITHOUT)
     bound = "; memory is an upper bound" if found.prediction.is_compiled else ""
@@ -161,18 +167,7 @@ def command(  # noqa: PLR0913 - one argument for each option
     _print(found, _fields(found, notes), verbose=verbose, as_json=as_json)
 
 
-def _unsharded_text(found: Estimate, each: Estimate) -> str:
-    """Gradients that FSDP2's accumulation keeps whole, and the prediction without them."""
-    kept = found.memory.breakdown[str(MemoryCategory.UNSHARDED_GRADIENTS)]
-    slower = found.prediction.speed.samples_per_s / each.prediction.speed.samples_per_s - 1
-    return (
-        f"{format_size(kept)} are unsharded gradients, kept between micro-steps (no_sync); "
-        f"{format_size(each.memory.device_bytes)}, {slower:.0%} slower, with --set {SYNC}=true"
-    )
-
-
 def _answer_of(found: Estimate) -> Answer:
-    """The verdict and its numbers."""
     prediction = found.prediction
     answer = Answer(
         prediction.verdict,
@@ -187,7 +182,6 @@ def _answer_of(found: Estimate) -> Answer:
 
 
 def _fields(found: Estimate, notes: Sequence[str]) -> list[Field]:
-    """The short answer."""
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     limiting = found.stages.limiting if found.stages is not None else ""
     cost = cost_of(prediction, configuration, SpaceFacts.of(found.space), gpu)

@@ -16,7 +16,8 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tuner.app.cli.options import DURATION, json_option, subcommand
+from tuner.app.cli import subcommand
+from tuner.app.cli.options import DURATION, json_option
 from tuner.app.device import HIDDEN, SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
 from tuner.app.listener import quiet_libraries
 from tuner.core import nvml
@@ -48,7 +49,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class _Finding:
     """One line: what was looked at, what was found, and what to do about it."""
 
     check: str
@@ -57,32 +58,32 @@ class Finding:
     fix: str = ""
 
 
-def examine(report: Report) -> Iterator[Finding]:
+def examine(report: Report) -> Iterator[_Finding]:
     """The findings about libraries, driver and GPUs. `report` is told before a trial starts."""
     yield from _libraries()
     devices, lost = local_gpus(), lost_gpus()
     for text in lost:
         fix = "the kernel log says why (dmesg | grep -i xid); a reboot may bring it back"
-        yield Finding("GPU", "problem", text, fix)
+        yield _Finding("GPU", "problem", text, fix)
     if not devices and not lost:
         yield _no_gpu()
     if devices:
         identity = nvml.device_identity(devices[0].index)
         newest = ".".join(map(str, nvml.driver_cuda_version() or ("unknown",)))
         driver = identity.driver if identity else None
-        yield Finding("driver", "ok", f"{driver or 'unknown'}, for CUDA up to {newest}")
+        yield _Finding("driver", "ok", f"{driver or 'unknown'}, for CUDA up to {newest}")
     for device in devices:
         text = f"{device.index}: {device.name}, {format_gib(device.total_bytes)}"
         if device.gpu is None:
             fix = "tuner calibrate measures it, in about a minute"
-            yield Finding("GPU", "warning", f"{text}, of no known type: no trial runs on it", fix)
+            yield _Finding("GPU", "warning", f"{text}, of no known type: no trial runs on it", fix)
             continue
-        yield Finding("GPU", "ok", f"{text}, known as {device.gpu.id}")
+        yield _Finding("GPU", "ok", f"{text}, known as {device.gpu.id}")
         report(f"training a tiny model on GPU {device.index} ...")
         yield _tried(device, device.gpu)
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[_Finding]:
     needed: list[Requirement] = []
     with contextlib.suppress(metadata.PackageNotFoundError):
         needed += [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
@@ -95,32 +96,32 @@ def _libraries() -> Iterator[Finding]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Finding(name, "problem", "not installed", f"pip install {name}")
+            yield _Finding(name, "problem", "not installed", f"pip install {name}")
             continue
         if Version(Version(version).base_version) < Version(least.get(name, "0")):
             text = f"{version} is older than {least[name]}, the oldest that works"
-            yield Finding(name, "problem", text, f"pip install -U '{name}>={least[name]}'")
+            yield _Finding(name, "problem", text, f"pip install -U '{name}>={least[name]}'")
         else:
             fine.append(f"{name} {version}")
     if fine:
-        yield Finding("libraries", "ok", ", ".join(fine))
+        yield _Finding("libraries", "ok", ", ".join(fine))
 
 
-def _no_gpu() -> Finding:
+def _no_gpu() -> _Finding:
     text = no_gpu()
     if text == SILENT:
         fix = "look at nvidia-smi; in a container, start it with --gpus all and "
         fix += "NVIDIA_DRIVER_CAPABILITIES=compute,utility; in WSL, put /usr/lib/wsl/lib first in "
         fix += "LD_LIBRARY_PATH; trials on a Jetson aren't supported"
-        return Finding("GPU", "problem", text, fix)
+        return _Finding("GPU", "problem", text, fix)
     if text == HIDDEN:
-        return Finding("GPU", "warning", text, "unset it, or name the GPUs to use")
+        return _Finding("GPU", "warning", text, "unset it, or name the GPUs to use")
     text = "no NVIDIA GPU on this machine: all GPU numbers are predicted"
     fix = "fine for predictions; trials need a machine with the GPU, or --gpu cpu"
-    return Finding("GPU", "warning", text, fix)
+    return _Finding("GPU", "warning", text, fix)
 
 
-def _tried(device: LocalGpu, gpu: Gpu) -> Finding:
+def _tried(device: LocalGpu, gpu: Gpu) -> _Finding:
     """One trial on the GPU: what failed and what to do, or how fast it was."""
     from tuner.app.measuring import Measuring  # numpy
     from tuner.app.search.supported import trial_job
@@ -143,9 +144,9 @@ def _tried(device: LocalGpu, gpu: Gpu) -> Finding:
     except TunerError as error:
         outcome, text, fix = None, error.message, error.hint or fix
     if outcome is not None and outcome.status is Status.OK:
-        return Finding(name, "ok", "a 4-bit model with LoRA and an 8-bit optimizer was trained")
+        return _Finding(name, "ok", "a 4-bit model with LoRA and an 8-bit optimizer was trained")
     fix = next((remedy for words, remedy in _REMEDIES.items() if words in text), fix)
-    return Finding(name, "problem", text, fix)
+    return _Finding(name, "problem", text, fix)
 
 
 @subcommand("doctor", "tuner doctor", "tuner doctor --json")

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.app.cli.helping import examples, help_all, shows_all, with_help_all
+from tuner.app.cli import examples, help_all, shows_all, with_help_all
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_CODES_TEXT,
@@ -85,10 +85,12 @@ FIRST = frozenset({
 """The commands of `tuner --help`; `tuner --help-all` lists the others too."""
 
 _SHARED = {
-    "catalogues": ("gpus", "spaces"),
+    "catalogues": ("gpus", "spaces", "models"),
+    "check": ("check", "emulate"),
     "estimate": ("estimate", "calculator"),
     "machine": ("calibrate", "doctor"),
     "results": ("best", "show", "report", "apply", "export"),
+    "tune": ("tune", "search"),
 }
 """Modules of several commands, which have the names of these; others have one, `command`."""
 
@@ -123,7 +125,6 @@ class _LazyGroup(click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

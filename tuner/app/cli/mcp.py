@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 import tuner
-from tuner.app.cli.helping import subcommand
+from tuner.app.cli import subcommand
 from tuner.app.cli.main import load
 from tuner.app.target import ALL
 from tuner.core.environment import own_python
@@ -81,7 +81,7 @@ RUN = {
 
 
 @dataclass(frozen=True, slots=True)
-class CommandTool:
+class _CommandTool:
     """A command as a tool: the options that it takes, and those that a call must have."""
 
     command: str
@@ -170,7 +170,7 @@ def _schema_of(option: click.Parameter) -> Schema:
 
 
 TOOLS = (
-    CommandTool(
+    _CommandTool(
         "check",
         "Whether a training program fits on a GPU, with the change that makes it fit or makes it "
         "faster. Its lines run with stand-ins for its libraries: nothing is trained or changed.",
@@ -178,7 +178,7 @@ TOOLS = (
         ("program", "gpu"),
         {"program": PROGRAM, "model": MODEL},
     ),
-    CommandTool(
+    _CommandTool(
         "estimate",
         "Memory, speed and whether it fits, of one model and GPU with settings that you name "
         "rather than a program.",
@@ -186,7 +186,7 @@ TOOLS = (
         ("model", "gpu"),
         {"model": MODEL},
     ),
-    CommandTool(
+    _CommandTool(
         "best",
         "The recommended configuration of a finished search: of the user's results folder, else of "
         "the results that come with tuner (`tuner spaces` lists them). Nothing is searched.",
@@ -196,7 +196,7 @@ TOOLS = (
 )
 
 
-def tools(*, may_run: bool) -> dict[str, CommandTool]:
+def tools(*, may_run: bool) -> dict[str, _CommandTool]:
     """The tools by name; with `may_run`, `check` takes an argument that runs the program."""
     found = {tool.command: tool for tool in TOOLS}
     if may_run:
@@ -231,7 +231,7 @@ def command(*, may_run: bool) -> None:
     anyio.run(_serve, tools(may_run=may_run))
 
 
-async def _serve(offered: Mapping[str, CommandTool]) -> None:
+async def _serve(offered: Mapping[str, _CommandTool]) -> None:
     """Serve `offered` on stdin and stdout until the client closes them."""
     import anyio.to_thread
     import mcp_types as types
@@ -293,7 +293,7 @@ NOTED = ("ignored: ", "warning: ")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolAnswer:
+class _ToolAnswer:
     """The text that a person sees, and the data of `--json`: None for an error."""
 
     text: str
@@ -301,11 +301,11 @@ class ToolAnswer:
 
 
 def answered(
-    offered: Mapping[str, CommandTool],
+    offered: Mapping[str, _CommandTool],
     name: str,
     given: Mapping[str, Any],
     stopped: Callable[[], bool] = lambda: False,
-) -> ToolAnswer:
+) -> _ToolAnswer:
     """The answer to a call, whatever is wrong with it; none is needed once it is `stopped`."""
     from jsonschema import Draft202012Validator
 
@@ -325,7 +325,7 @@ def answered(
     if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
         return _failed(code, f"{text}\nIts JSON is left out: a fault of tuner's own.")
     text = text[:MOST_CHARS]
-    return ToolAnswer(text if code == EXIT_FOUND else f"{text}\n{_code_text(code)}", data)
+    return _ToolAnswer(text if code == EXIT_FOUND else f"{text}\n{_code_text(code)}", data)
 
 
 def _answer(data: Mapping[str, Any]) -> Iterator[str]:
@@ -338,8 +338,8 @@ def _answer(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _asked(
-    offered: Mapping[str, CommandTool], name: str, given: Mapping[str, Any]
-) -> tuple[CommandTool, list[str]]:
+    offered: Mapping[str, _CommandTool], name: str, given: Mapping[str, Any]
+) -> tuple[_CommandTool, list[str]]:
     """The tool of a call and its command line. Raises `InputError`."""
     from jsonschema import Draft202012Validator
 
@@ -374,12 +374,12 @@ def _unquoted(value: Any) -> Any:
     return value
 
 
-def _failed(code: int, said: str) -> ToolAnswer:
+def _failed(code: int, said: str) -> _ToolAnswer:
     said = said.strip()
     if len(said) > MOST_CHARS:
         half = MOST_CHARS // 2
         said = f"{said[:half]}\n...\n{said[-half:]}"
-    return ToolAnswer(f"{said}\n{_code_text(code)}")
+    return _ToolAnswer(f"{said}\n{_code_text(code)}")
 
 
 def _code_text(code: int) -> str:

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.app.cli import helping
-from tuner.app.cli.helping import RareOption
+from tuner.app.cli import RareOption
 from tuner.core.errors import InputError, unknown
 from tuner.core.units import parse_bytes
 from tuner.searches.objectives import NAMES, SHORT
@@ -27,10 +26,8 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s?)?")
 
-subcommand = helping.subcommand
 
-
-class Parsed(click.ParamType[Any]):
+class _Parsed(click.ParamType[Any]):
     """A value that `parse` reads from the typed text, given the name of the option.
 
     `parse` raises `InputError` for a text that is no such value.
@@ -48,7 +45,6 @@ class Parsed(click.ParamType[Any]):
 
 
 def _size(text: str, option: str) -> int:
-    """A size in bytes, typed with its unit."""
     return parse_bytes(text, what=option)
 
 
@@ -78,7 +74,6 @@ def _share(text: str, option: str) -> float:
 
 
 def _amount(text: str, option: str) -> float:
-    """A number above 0."""
     amount = _finite(text)
     if amount is None or amount <= 0:
         raise InputError(f"{option} {text!r} is not a number above 0")
@@ -112,9 +107,9 @@ def _finite(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-SIZE = Parsed("size", _size)
-MEMORY_LIMIT = Parsed("size", _memory_limit)
-DURATION = Parsed("duration", _duration)
+SIZE = _Parsed("size", _size)
+MEMORY_LIMIT = _Parsed("size", _memory_limit)
+DURATION = _Parsed("duration", _duration)
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
@@ -180,7 +175,7 @@ _ALL_GPUS = "[default: a table of all types]"
 price_option = click.option(
     "--price",
     cls=RareOption,
-    type=Parsed("price", _price),
+    type=_Parsed("price", _price),
     metavar="USD",
     help="Price of a GPU hour, instead of the catalogue's.",
 )
@@ -204,7 +199,7 @@ def require_gpu(option: str, value: object) -> None:
 
 
 _KINDS: dict[str, dict[str, Any]] = {
-    "amount": {"type": Parsed("amount", _amount)},
+    "amount": {"type": _Parsed("amount", _amount)},
     "count": {"type": click.IntRange(1)},
     "duration": {"type": DURATION},
     "file": {"type": click.Path(path_type=Path, dir_okay=True)},
@@ -213,14 +208,14 @@ _KINDS: dict[str, dict[str, Any]] = {
     "limit": {"type": MEMORY_LIMIT},
     "mode": {"type": click.Choice([str(mode) for mode in Mode]), "show_default": True},
     "number": {"type": click.IntRange(0), "show_default": True},
-    "objective": {"type": Parsed("objective", _objective), "multiple": True},
+    "objective": {"type": _Parsed("objective", _objective), "multiple": True},
     "off": {"is_flag": True, "flag_value": False},
     "searcher": {
-        "type": Parsed("searcher", lambda text, _: checked_searcher(text)),
+        "type": _Parsed("searcher", lambda text, _: checked_searcher(text)),
         "show_default": True,
     },
     "setting": {"multiple": True, "callback": lambda _, __, texts: parse_settings(texts)},
-    "share": {"type": Parsed("share", _share)},
+    "share": {"type": _Parsed("share", _share)},
     "size": {"type": SIZE},
     "text": {},
     "texts": {"multiple": True},

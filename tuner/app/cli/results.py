@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from tuner.app.applying import applying
+from tuner.app.applying import applying, export_recommended
+from tuner.app.cli import subcommand
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
 from tuner.app.cli.options import (
     choice_options,
@@ -21,11 +22,9 @@ from tuner.app.cli.options import (
     objective_option,
     results_option,
     space_option,
-    subcommand,
     together,
     where_option,
 )
-from tuner.app.exporting import export_recommended
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
 from tuner.app.target import (
     ALL,
@@ -43,8 +42,13 @@ from tuner.core.units import format_size
 from tuner.program.changes import Change
 from tuner.program.export import FORMATS
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
-from tuner.report.terminal.front import counts_text, print_front, record_dict
-from tuner.report.terminal.recommendation import print_recommendation, recommended_fields
+from tuner.report.terminal.front import (
+    counts_text,
+    print_front,
+    print_recommendation,
+    recommended_fields,
+    record_dict,
+)
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.verdict import fields_dict
 from tuner.searches.best import check_text
@@ -56,7 +60,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selected:
+class _Selected:
     """A space, one or several GPU types, and the folder of results, as they were named."""
 
     space: str
@@ -87,12 +91,11 @@ class Selected:
         return load_targets(**named, names=names)
 
 
-def target_options(
-    model_help: str = "Model the search was run with, if you overrode it.",
-) -> Callable[[_Decorated], _Decorated]:
+def target_options(function: _Decorated) -> _Decorated:
     """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
-    options = together(space_option(), gpu_options, model_option(model_help), results_option)
-    return lambda function: options(gathered(function, "selected", Selected))
+    model = model_option("Model the search was run with, if you overrode it.")
+    options = together(space_option(), gpu_options, model, results_option)
+    return options(gathered(function, "selected", _Selected))
 
 
 def criteria_options(function: _Decorated) -> _Decorated:
@@ -105,10 +108,10 @@ def criteria_options(function: _Decorated) -> _Decorated:
     "tuner best --space qlora27b --gpu a6000 --headroom 10%",
     "tuner best --space qlora27b --gpu all    # which GPU is cheapest per epoch?",
 )
-@target_options()
+@target_options
 @criteria_options
 @json_option
-def best(*, selected: Selected, criteria: Criteria, as_json: bool) -> None:
+def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
     """Print the fastest configuration that fits, from a finished search.
 
     --gpu all compares every searched GPU type, --gpu a6000,t4 the named ones. Exit code 1 if
@@ -142,14 +145,14 @@ def best(*, selected: Selected, criteria: Criteria, as_json: bool) -> None:
     "tuner show --space qlora27b --gpu a6000 --objective cost",
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False)
-@target_options()
+@target_options
 @where_option
 @objective_option
 @json_option
 def show(
     *,
     trial_id: str | None,
-    selected: Selected,
+    selected: _Selected,
     where: tuple[str, ...],
     objectives: tuple[str, ...],
     as_json: bool,
@@ -246,10 +249,10 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     "tuner report --space qlora27b --gpu a6000",
     "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
-@target_options()
+@target_options
 @where_option
 @json_option
-def report(*, selected: Selected, where: tuple[str, ...], as_json: bool) -> int:
+def report(*, selected: _Selected, where: tuple[str, ...], as_json: bool) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 
     Runs no trial. Without --where, the search's conditions stay. --gpu all draws every searched GPU
@@ -278,11 +281,11 @@ def report(*, selected: Selected, where: tuple[str, ...], as_json: bool) -> int:
     "tuner apply --space dynamo_t4 --gpu t4 --yes config.yaml",
     "tuner apply --space qlora4b --gpu a6000 -- torchrun train.py --epochs 3",
 )
-@target_options()
+@target_options
 @criteria_options
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def apply(*, selected: Selected, criteria: Criteria, yes: bool, program: tuple[str, ...]) -> None:
+def apply(*, selected: _Selected, criteria: Criteria, yes: bool, program: tuple[str, ...]) -> None:
     """Write the recommended values into the files of PROGRAM.
 
     PROGRAM is your script, its command, or its settings files. A value is changed where the
@@ -329,7 +332,7 @@ def write_asked(change: Change | None, *, yes: bool = False) -> None:
     "tuner export --space qlora27b --gpu a6000 --format trl --output sft.yaml",
     "tuner export --space cot8b_h100 --gpu h100_sxm --format command",
 )
-@target_options()
+@target_options
 @criteria_options
 @click.option(
     "--format", "name", required=True, metavar="NAME", help=f"One of {', '.join(FORMATS)}."
@@ -340,7 +343,7 @@ def write_asked(change: Change | None, *, yes: bool = False) -> None:
     metavar="FILE",
     help="New file to write.  [default: print]",
 )
-def export(*, selected: Selected, criteria: Criteria, name: str, output: Path | None) -> None:
+def export(*, selected: _Selected, criteria: Criteria, name: str, output: Path | None) -> None:
     """Print the recommended configuration as the settings of another tool.
 
     Settings that the tool does not have are named in a comment and on stderr.

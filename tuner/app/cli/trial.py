@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tuner.app.cli import subcommand
 from tuner.app.cli.data import DataFile, data_options
 from tuner.app.cli.options import (
     MEMORY_LIMIT,
@@ -18,7 +19,6 @@ from tuner.app.cli.options import (
     search_options,
     set_option,
     space_option,
-    subcommand,
 )
 from tuner.app.device import AUTO, CPU, LocalGpu, find_gpu, is_cpu, local_gpus, profile_for
 from tuner.app.estimate import estimate_configuration, one_configuration

@@ -13,12 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from tuner.app.predicting import SpacePredictor
 from tuner.app.search.plan import SearchPlan
 from tuner.app.target import comparable
 from tuner.core.records import Configuration, Outcome, Prediction, TrialRecord
 from tuner.predict.candidates import Bound, undecided
-from tuner.predict.predictor import RESERVED_TOLERANCE
+from tuner.predict.predictor import RESERVED_TOLERANCE, SpacePredictor
 from tuner.searches.front import DEFAULT_OBJECTIVES, rate_of
 from tuner.searches.interrupts import Interrupts
 from tuner.searches.options import SearchOptions
@@ -60,7 +59,11 @@ def search_predicted(
     with Interrupts(stops.interrupt).handled():
         while (todo := candidates.undecided()) and not stops.reached(candidates.traced):
             batch = todo[: min(predictor.at_once, plan.options.trials - candidates.traced)]
-            for record in _traced(plan, [one.configuration for one in batch], predictor):
+            run_id = uuid.uuid4().hex[:8]
+            traced = predictor.trace([one.configuration for one in batch])
+            for number, each in enumerate(traced):
+                name = f"{run_id}-{number:03d}"
+                record = _record(plan, each.configuration, each.prediction, trial_id=name)
                 on_record(record)
                 candidates.settle(record)
                 on_progress(candidates.progress(reused, stops.spent_s))
@@ -84,7 +87,6 @@ class _Stops:
 
     @property
     def spent_s(self) -> float:
-        """Time since the search began."""
         return time.monotonic() - self._started_s
 
     def interrupt(self) -> None:
@@ -212,17 +214,6 @@ def _record(
     return plan.record(
         configuration, Outcome.predicted(prediction), trial_id=trial_id, searcher=SEARCHER
     )
-
-
-def _traced(
-    plan: SearchPlan, configurations: Sequence[Configuration], predictor: SpacePredictor
-) -> list[TrialRecord]:
-    """Records of configurations from traces at full depth."""
-    run_id = uuid.uuid4().hex[:8]
-    return [
-        _record(plan, each.configuration, each.prediction, trial_id=f"{run_id}-{number:03d}")
-        for number, each in enumerate(predictor.trace(configurations))
-    ]
 
 
 def _reserved_bytes(record: TrialRecord) -> int:

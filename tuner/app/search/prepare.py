@@ -9,17 +9,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.app.device import CPU
 from tuner.app.listener import SILENT, Compiling, Listener
 from tuner.app.measuring import Measuring, labels_of
+from tuner.app.program_oracle import ProgramRuns
+from tuner.app.program_prior import program_predictions
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import has_program_prior, is_predicted
 from tuner.app.target import sorted_by_use
 from tuner.core.host import usable_cpus
 from tuner.core.records import Configuration, Prediction, TrialRecord
 from tuner.core.units import format_duration, format_size
+from tuner.predict.candidates import inert_knobs, shortlist
+from tuner.predict.predictor import Predictor, SpacePredictor, predictor_of
 from tuner.predict.stages import hardest_first
 from tuner.program.program import read_program
 from tuner.searches.options import DEFAULT_SEARCHER, SearchOptions
@@ -29,10 +33,6 @@ from tuner.trial.base import MeasureOptions, RunnerFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedFactory
 from tuner.trial.stop_rule import LONGEST_S
-
-if TYPE_CHECKING:
-    from tuner.app.predicting import SpacePredictor
-    from tuner.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,6 @@ class Predictors:
 
     def of(self, plan: SearchPlan, on_progress: Compiling | None = None) -> SpacePredictor:
         """The predictor of a plan's space on its GPU type."""
-        from tuner.app.predicting import SpacePredictor, predictor_of  # numpy
-
         space = plan.part.space
         job = (space.workload, space.predicted_model())
         if job not in self._made:
@@ -138,8 +136,11 @@ def _request(
             configuration.key: prediction
             for configuration, prediction in zip(plan.part.supported, predictions, strict=True)
         }
+    if space.stages:
+        named = zip(plan.part.supported, predictions, strict=True) if predictions else ()
+        runners = StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in named})
     return SearchRequest(
-        runner_factory=_in_stages(plan, runners, predictions),
+        runner_factory=runners,
         space=space,
         configurations=plan.part.supported,
         gpu=plan.target.gpu,
@@ -150,7 +151,6 @@ def _request(
         objectives=plan.objectives,
         initial=initial,
         resume=(*sorted_by_use(plan.target.folder.read().records, plan.target).stale, *known),
-        workload=space.workload,
         margin_bytes=plan.margin_bytes,
         versions=plan.versions,
         **how,
@@ -189,7 +189,7 @@ def _expected_text(
 
 def _predicted_s(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[float]:
     """The predicted time of a trial of each configuration that fits, in seconds."""
-    from tuner.searches.candidates import Candidates  # numpy
+    from tuner.searches.candidates import Candidates  # Optuna
     from tuner.searches.guided.pool import Pool
 
     if not any(prediction.fits for prediction in predictions):
@@ -208,17 +208,6 @@ def _known_number(plan: SearchPlan, known: Sequence[TrialRecord]) -> int:
         plan.is_alike(record) and not record.verification and record.configuration.key in own
         for record in known
     )
-
-
-def _in_stages(
-    plan: SearchPlan, runners: RunnerFactory, predictions: Sequence[Prediction]
-) -> RunnerFactory:
-    """A factory that runs each stage, the one that needs most memory first; `runners` if none."""
-    space = plan.part.space
-    if not space.stages:
-        return runners
-    known = zip(plan.part.supported, predictions, strict=True) if predictions else ()
-    return StagedFactory(runners, space, {c.key: hardest_first(p) for c, p in known})
 
 
 PROCESSOR_BUDGET_S = 0.5
@@ -249,8 +238,6 @@ SHORTLIST_SHARE = 0.75
 
 def _initial(plan: SearchPlan, predictions: Sequence[Prediction]) -> list[Configuration]:
     """The first configurations to try: the space's baseline, then the predicted short list."""
-    from tuner.predict.candidates import shortlist  # numpy
-
     space = plan.part.space
     baseline = baseline_of(space)
     if plan.options.searcher == DEFAULT_SEARCHER:  # it starts from the predicted front by itself
@@ -282,9 +269,6 @@ def _predictions(plan: SearchPlan, predictors: Predictors, listener: Listener) -
 
 def _program_predictions(plan: SearchPlan, listener: Listener) -> list[Prediction]:
     """A prediction of every configuration of a program, after a few emulated runs of it."""
-    from tuner.app.program_oracle import ProgramRuns
-    from tuner.app.program_prior import program_predictions  # numpy
-
     command = plan.part.space.command
     assert command is not None
     started = time.monotonic()
@@ -336,8 +320,6 @@ def _inert(
     plan: SearchPlan, predictions: Sequence[Prediction], listener: Listener
 ) -> tuple[str, ...]:
     """Notes about knobs that have no effect; `listener` gets them now, the report later."""
-    from tuner.predict.candidates import inert_knobs
-
     if not predictions:
         return ()
     terms = plan.part.space.terms  # predictions say nothing of a knob that they leave out

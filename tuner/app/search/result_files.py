@@ -13,16 +13,15 @@ from typing import Any
 import yaml
 
 from tuner.app.listener import quiet_libraries
-from tuner.app.plausible import say
 from tuner.app.search.plan import SearchPlan
 from tuner.app.search.supported import is_predicted
-from tuner.app.target import Target, check_conditions, sorted_by_use, usable, with_margin
+from tuner.app.target import Target, check_conditions, sorted_by_use, usable, warn_of, with_margin
 from tuner.core.errors import InputError, TunerError, UnavailableError
 from tuner.core.files import read_file
 from tuner.core.records import TrialRecord
 from tuner.cost.speed.profile import DeviceProfile, find_profile
 from tuner.cost.step_details import MemoryTimeline
-from tuner.predict.memory_timeline import trace_timeline
+from tuner.predict.predict import trace_timeline
 from tuner.predict.traces import Subject
 from tuner.report.memory_timeline import TimelineOf
 from tuner.report.report import write_view
@@ -54,25 +53,21 @@ def journal_of(plan: SearchPlan) -> Iterator[tuple[JournalWriter, tuple[TrialRec
         try:
             known = []
             found = sorted_by_use(folder.read().records, plan.target)
-            say(found.aside)
+            warn_of(found.aside)
             for record in found.comparable:
                 changed = with_margin(record, plan.margin_bytes)
                 if changed != record:
                     writer.append(changed)
                 known.append(changed)
-            _change_margin(plan)
+            # The kept predictions get the margin of this search, too.
+            before = () if plan.options.fresh else folder.read_predicted()
+            after = tuple(with_margin(record, plan.margin_bytes) for record in before)
+            if after != before:
+                folder.write_predicted(after)
             yield writer, tuple(known)
         finally:
             with contextlib.suppress(OSError):  # removed, or read-only meanwhile
                 _remove_empty(folder, existed)
-
-
-def _change_margin(plan: SearchPlan) -> None:
-    """Write the kept predictions again with the margin of this search."""
-    before = () if plan.options.fresh else plan.target.folder.read_predicted()
-    after = tuple(with_margin(record, plan.margin_bytes) for record in before)
-    if after != before:
-        plan.target.folder.write_predicted(after)
 
 
 def _remove_empty(folder: ResultsFolder, existed: Sequence[Path]) -> None:

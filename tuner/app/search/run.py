@@ -20,14 +20,13 @@ from dataclasses import dataclass
 
 from tuner.app.listener import SILENT, Listener
 from tuner.app.measuring import Predicting, emulating
-from tuner.app.plausible import excluded_text
 from tuner.app.recommendation import Recommended, nothing_fits
 from tuner.app.search.plan import SearchPlan, SkippedGpu, none_left
 from tuner.app.search.predicted import keep_predictions, search_predicted
 from tuner.app.search.prepare import Predictors, Prepared, prepare
 from tuner.app.search.result_files import Contents, journal_of, timeline_of, write_results
 from tuner.app.search.supported import is_predicted
-from tuner.app.target import comparable, sorted_by_use, stale_text, with_margin
+from tuner.app.target import comparable, excluded_text, sorted_by_use, stale_text, with_margin
 from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.meanwhile import environment
 from tuner.core.records import Source, Status, TrialRecord

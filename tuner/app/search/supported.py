@@ -57,7 +57,10 @@ def supported_part(
     left_out = 0
     for configuration in space.configurations(where):
         # The needs of the user's own code are unknown.
-        problems = _problems(space, configuration, gpu, model) if space.predictable else {}
+        problems: dict[str, None] = {}
+        if space.predictable:
+            for values in [*space.stage_configurations(configuration).values()] or [configuration]:
+                problems |= {p.message: None for p in _unsupported(values, gpu, model)}
         if not runs and configuration.get("torch_compile"):
             problems[COMPILED] = None
         if not problems:
@@ -85,15 +88,6 @@ def supported_part(
         left_out += len(supported) - len(predicted)
         supported = predicted
     return SupportedSpace(space, tuple(supported), left_out, reasons)
-
-
-def _problems(
-    space: SearchSpace, configuration: Configuration, gpu: Gpu, model: Architecture | None
-) -> dict[str, None]:
-    """Messages about settings, in any stage, that the GPU or the model does not support."""
-    stages = [*space.stage_configurations(configuration).values()] or [configuration]
-    found = (_unsupported(values, gpu, model) for values in stages)
-    return {problem.message: None for problems in found for problem in problems}
 
 
 def require_supported(configuration: Configuration, gpu: Gpu) -> None:

@@ -37,12 +37,11 @@ from tuner.cost.polynomial import NotPolynomialError, Polynomial, Probe, Terms, 
 from tuner.cost.sized import Blocks, OptimizerSteps, SizedTimeline
 from tuner.cost.traced import Parameter, Trace
 from tuner.cost.work_arrays import Operators, executions_of
-from tuner.predict.compiler.alignment import Different
-from tuner.predict.compiler.repetition import Depth, Group, TracedEvents
+from tuner.predict.compiler.repetition import Depth, Different, Group, TracedEvents
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.tracing.trace import trace, trace_optimizer
-from tuner.predict.training.base import Workload
-from tuner.predict.training.sharding import decoder_layers
+from tuner.predict.training import Workload
+from tuner.predict.training.parallel import decoder_layers
 from tuner.space.models.trainable import trained_class
 
 BASE = 2
@@ -217,7 +216,6 @@ class _Known:
         executions: Any,
         parameters: Sequence[_Kept],
     ) -> SizedTimeline:
-        """The timeline of these events, operators and parameters."""
         sizes, works, numels = self._tables
         return SizedTimeline.of(
             events,
@@ -371,23 +369,19 @@ class _Part(NamedTuple):
             replace(block, number=number)
             for block, number in zip(traced.timeline.blocks, sizes, strict=True)
         ]
+        # Executions of each operator in the passes of the second step: (S, 2, W).
+        found = executions_of(traced.timeline)
+        executions = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
+        np.add.at(executions.transpose(2, 0, 1), works, found.transpose(2, 0, 1))
         return cls(
             replace(traced.timeline, blocks=blocks),
-            _executions(traced, works, distinct),
+            executions,
             [
                 (number, parameter._replace(numel=0))
                 for number, parameter in zip(numels, traced.parameters, strict=True)
             ],
             traced.remarks,
         )
-
-
-def _executions(traced: Trace, numbers: list[int], distinct: int) -> Any:
-    """Executions of each operator in the passes of the second step: (S, 2, W)."""
-    found = executions_of(traced.timeline)
-    counts = np.zeros((*found.shape[:2], distinct), dtype=np.int64)
-    np.add.at(counts.transpose(2, 0, 1), numbers, found.transpose(2, 0, 1))
-    return counts
 
 
 def _line(counted: Sequence[Any], more: Sequence[int]) -> Any:

@@ -14,19 +14,140 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.cost.memory import category_of
 from tuner.cost.operators.timeline import Block, Mark, Timeline
-from tuner.predict.compiler.alignment import (
-    Different,
-    Free,
-    FreeRule,
-    PlaceRule,
-    align,
-    constant_rule,
-    run_rule,
-    shared_rule,
-)
+
+_NEVER = np.int32(1 << 30)
+
+
+def align(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Places in `theirs` of the elements of `ours`, with the fewest runs between; None for none.
+
+    Where an inserted run repeats what surrounds it (a layer among equal layers), it stands as late
+    as possible, so that the elements of `ours` are the first of their kind.
+    Exact, by dynamic programming over element and shift: O(len(ours) * number inserted).
+    """
+    if len(theirs) < len(ours):
+        return None
+    if not len(ours):
+        return np.zeros(0, dtype=np.int64)
+    costs = _costs(ours, theirs)
+    trailing = np.ones(costs.shape[1], dtype=np.int32)  # one run more where not all are inserted
+    trailing[-1] = 0
+    total = costs[-1] + trailing
+    if total.min() >= _NEVER:
+        return None
+    end = int(np.argmin(total))
+    places: NDArray[np.int64] = np.arange(len(ours)) + _shifts(costs, end)
+    return places
+
+
+def _costs(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Fewest runs inserted before each element, by the number of elements in them."""
+    width = len(theirs) - len(ours) + 1
+    costs = np.empty((len(ours), width), dtype=np.int32)
+    before = np.ones(width, dtype=np.int32)
+    before[0] = 0
+    inserted = np.full(width, _NEVER, dtype=np.int32)
+    for element, token in enumerate(ours):
+        np.minimum.accumulate(before[:-1], out=inserted[1:])
+        inserted[1:] += 1
+        np.minimum(before, inserted, out=costs[element])
+        costs[element][theirs[element : element + width] != token] = _NEVER
+        before = costs[element]
+    return costs
+
+
+def _shifts(costs: NDArray[np.int32], end: int) -> NDArray[np.int64]:
+    """Number of elements inserted before each one, from the last to the first."""
+    shifts = np.empty(len(costs), dtype=np.int64)
+    shift = end
+    for element in range(len(costs) - 1, 0, -1):
+        shifts[element] = shift
+        jumps = np.nonzero(costs[element - 1, :shift] == costs[element, shift] - 1)[0]
+        if len(jumps):
+            shift = int(jumps[0])
+    shifts[0] = shift
+    return shifts
+
+
+class Different(Exception):  # noqa: N818 - no error: a reason to trace all layers
+    """The traces are not repetitions of one another."""
+
+
+class _Free(NamedTuple):
+    """The place of a freed block among the live ones of its group."""
+
+    from_newest: int
+    from_oldest: int
+
+
+class _FreeRule(NamedTuple):
+    """The freed one of the live blocks of a group, counted from the newest or the oldest.
+
+    `first` in the base model, `by_kind` more for each further layer of a kind, and in the runs of
+    layers `by_run` more from one run to the next.
+    """
+
+    newest: bool
+    first: int
+    by_kind: tuple[int, ...]
+    by_run: int = 0
+
+    def at(self, more: Sequence[int]) -> _PlaceRule:
+        """The rule in a model with this number of further layers of each kind."""
+        by_layer = sum(each * number for each, number in zip(self.by_kind, more, strict=True))
+        return _PlaceRule(self.newest, self.first + by_layer, self.by_run)
+
+
+class _PlaceRule(NamedTuple):
+    """As `_FreeRule`, in a model of one depth: the place in the first run, more in each next."""
+
+    newest: bool
+    first: int
+    by_run: int
+
+
+def shared_rule(base: _Free, ones: Sequence[_Free | None], two: _Free | None) -> _FreeRule:
+    """The rule of an event that the base model has too. Raises `Different`."""
+    for number, newest in enumerate((True, False)):
+        by_kind = tuple(one[number] - base[number] for one in ones if one is not None)
+        if two is not None and two[number] - base[number] == by_kind[0] + by_kind[-1]:
+            return _FreeRule(newest, base[number], by_kind)
+    raise Different
+
+
+def run_rule(ones: Sequence[_Free | None], two: Sequence[_Free | None]) -> _FreeRule | None:
+    """The rule of an event in runs that are alike, by its frees in them; None if there is none.
+
+    `ones` are those of the models with one more layer, `two` those of both runs of the model with
+    two more. Runs that are all the same are looked for first, then those that count from the first
+    or the last.
+    """
+    rules = []
+    for number, newest in enumerate((True, False)):
+        here = {free[number] for free in ones if free is not None}
+        there = [free[number] for free in two if free is not None]
+        if len(here) == 1:
+            (place,) = here
+            by_layer, by_run = there[0] - place, there[-1] - there[0]
+            by_kind = (by_layer,) * len(ones)
+            rules.append((by_layer, _FreeRule(newest, place - by_layer, by_kind, by_run)))
+    found = [rule for _, rule in rules if not rule.by_run] + [
+        rule for by_layer, rule in rules if not by_layer or rule.by_run == -by_layer
+    ]
+    return found[0] if found else None
+
+
+def constant_rule(one: _Free, two: Sequence[_Free | None], *, kinds: int) -> _FreeRule:
+    """The rule of an event that frees the same place however many layers. Raises `Different`."""
+    for number, newest in enumerate((True, False)):
+        if all(free is not None and free[number] == one[number] for free in two):
+            return _FreeRule(newest, one[number], (0,) * kinds)
+    raise Different
+
 
 Group = tuple[int, str, bool, bool]
 """Blocks that are alike: number of the size, category, whether logits, whether paged."""
@@ -44,7 +165,7 @@ class TracedEvents:
         self.groups = [groups[block] for block, _ in timeline.events]
         live: dict[int, list[int]] = defaultdict(list)
         self.tokens = np.empty(len(timeline.events), dtype=np.int64)
-        self.frees: list[Free | None] = []
+        self.frees: list[_Free | None] = []
         for event, (block, sign) in enumerate(timeline.events):
             group = groups[block]
             self.tokens[event] = 2 * group + (sign > 0)
@@ -53,7 +174,7 @@ class TracedEvents:
                 self.frees.append(None)
                 continue
             place = live[group].index(block)
-            self.frees.append(Free(len(live[group]) - 1 - place, place))
+            self.frees.append(_Free(len(live[group]) - 1 - place, place))
             del live[group][place]
         self.spans = [*pairwise([*(mark.event for mark in timeline.marks), len(self.tokens)])]
 
@@ -86,7 +207,7 @@ class _Repeated(NamedTuple):
         return kinds[::-1] if self.backward else kinds
 
 
-class DeepEvents:
+class _DeepEvents:
     """Events of a deeper model, of which each is one of a model of few layers.
 
     `sources` says of each block which model has it, by number, and which of its blocks it is.
@@ -102,7 +223,7 @@ class DeepEvents:
         self,
         number: int,
         source: TracedEvents,
-        rules: Sequence[PlaceRule | None],
+        rules: Sequence[_PlaceRule | None],
         span: tuple[int, int],
         run: int,
     ) -> None:
@@ -142,7 +263,7 @@ class Depth:
     ones: tuple[TracedEvents, ...]
     two: TracedEvents
 
-    def with_layers(self, kinds: Sequence[int]) -> DeepEvents:
+    def with_layers(self, kinds: Sequence[int]) -> _DeepEvents:
         """The events of the base model with further layers of these kinds. Raises `Different`."""
         more = [kinds.count(kind) for kind in range(len(self.ones))]
         phases = self._phases()
@@ -150,7 +271,7 @@ class Depth:
         shared, *repeated = [
             [each and each.at(more) for each in of] for of in (rules[0], *rules[1])
         ]
-        result = DeepEvents()
+        result = _DeepEvents()
         for mark, pieces in zip(self.base.timeline.marks, phases, strict=True):
             result.marks.append(mark._replace(event=len(result.events)))
             for piece in pieces:
@@ -190,7 +311,9 @@ class Depth:
                 for part in self._repeated(together, theirs[at_two:]):
                     pieces.append(part)
                     for kind in part.order(self._pair):
-                        tokens.append(self._tokens(part, kind))
+                        first = part.starts[kind]
+                        own = self.ones[kind].tokens
+                        tokens.append(own[first : first + part.lengths[kind]])
                         at_two += part.lengths[kind]
                 at_base = before
             pieces.append(_Shared(at_base, end))
@@ -199,10 +322,6 @@ class Depth:
                 raise Different
             found.append(pieces)
         return found
-
-    def _tokens(self, piece: _Repeated, kind: int) -> Any:
-        start = piece.starts[kind]
-        return self.ones[kind].tokens[start : start + piece.lengths[kind]]
 
     def _at_one_place(self, scattered: Sequence[_Insertion]) -> list[_Insertion]:
         """Runs of all kinds before the same event of the base model. Raises `Different`.
@@ -256,10 +375,10 @@ class Depth:
 
     def _rules(
         self, phases: Sequence[Sequence[_Shared | _Repeated]]
-    ) -> tuple[list[FreeRule | None], list[list[FreeRule | None]]]:
+    ) -> tuple[list[_FreeRule | None], list[list[_FreeRule | None]]]:
         """The block that each event frees: events of the base model, and those of runs by kind."""
-        shared: list[FreeRule | None] = [None] * len(self.base.tokens)
-        repeated: list[list[FreeRule | None]] = [[None] * len(one.tokens) for one in self.ones]
+        shared: list[_FreeRule | None] = [None] * len(self.base.tokens)
+        repeated: list[list[_FreeRule | None]] = [[None] * len(one.tokens) for one in self.ones]
         for phase, pieces in enumerate(phases):
             at_ones = [one.spans[phase][0] for one in self.ones]
             at_two = self.two.spans[phase][0]
@@ -290,7 +409,7 @@ class Depth:
         piece: _Repeated,
         kind: int,
         runs: Sequence[tuple[int, int]],
-        rules: list[FreeRule | None],
+        rules: list[_FreeRule | None],
     ) -> None:
         """Note which block each event of a run of this kind frees.
 

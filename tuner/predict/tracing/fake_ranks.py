@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.predict.training.sharding import require_deepspeed
+from tuner.predict.training.parallel import require_deepspeed
 
 _MUCH_BYTES = 1 << 50
 """Memory that DeepSpeed is told there is: enough to flatten weights on the device."""

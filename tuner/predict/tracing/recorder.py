@@ -248,7 +248,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         timeline = self.timeline
         work, phase = timeline.works[index], timeline.marks[-1].phase
         for size_bytes in work.workspace_bytes:
-            self._transient(size_bytes)
+            block = self._append_block(size_bytes)
+            block.category = MemoryCategory.TEMPORARY
+            block.died_event = block.born_event + 1
+            timeline.events.append((len(timeline.blocks) - 1, -1))
         in_backward = phase is Phase.BACKWARD
         needs_workspace = self._workspace_bytes > 0 and work.name in _CUBLAS
         if needs_workspace and in_backward not in self._threads_with_workspace:
@@ -337,12 +340,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._end(self._live.pop(address))
 
         return release
-
-    def _transient(self, size_bytes: int) -> None:
-        block = self._append_block(size_bytes)
-        block.category = MemoryCategory.TEMPORARY
-        block.died_event = block.born_event + 1
-        self.timeline.events.append((len(self.timeline.blocks) - 1, -1))
 
     def _block_of(self, tensor: torch.Tensor) -> Block:
         # A sharded tensor is a wrapper: what is in memory is its shard.

@@ -29,14 +29,14 @@ from tuner.cost.traced import EMBEDDING, Parameter, Trace
 from tuner.predict.tracing.cuda_path import CudaPath, library_calls_on_meta
 from tuner.predict.tracing.fake_ranks import fake_ranks
 from tuner.predict.tracing.recorder import Recorder
-from tuner.predict.training.base import Workload
+from tuner.predict.training import Workload
 from tuner.predict.training.known_values import KnownValues
 from tuner.predict.training.quantized import logical_numel, quantized_tensors, remarks
 from tuner.predict.training.session import build_optimizer, unscale_without_data
 
 
 class _MetaEnvironment:
-    """The environment of a trace; see `tuner.predict.training.base.Environment`."""
+    """The environment of a trace; see `tuner.predict.training.Environment`."""
 
     device = "meta"
 
@@ -141,7 +141,7 @@ def _parameters(session: Any, reached: set[torch.Tensor]) -> tuple[Parameter, ..
     return tuple(
         Parameter(
             p.numel() if p.requires_grad else logical_numel(p),
-            _dtype(p) + EMBEDDING * (p in embeddings),
+            str(p.dtype).removeprefix("torch.") + EMBEDDING * (p in embeddings),
             p.requires_grad,
             p in reached,
         )
@@ -152,10 +152,6 @@ def _parameters(session: Any, reached: set[torch.Tensor]) -> tuple[Parameter, ..
 ZERO_ROUNDS = 3
 """Micro-steps from which on DeepSpeed reserves no more: of an emulated Llama with buckets of
 40,000,000 numbers, three and four reserve 5 % more than two (docs/notebook/several-gpus.md)."""
-
-
-def _dtype(parameter: torch.Tensor) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
 
 
 def trace_optimizer(

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.schema import NO_NAMES
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.causal_lm_model import build_model, build_skeleton
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.encoders import require_positions
@@ -60,9 +60,9 @@ class CausalLMSession(ModelSession):
         if settings.recompute.on_host:
             self._offloading = _OffloadedShapes(model)
         self._outputs: Any = None
-        self._flops: StepFlops | None = None
+        self._flops: _StepFlops | None = None
 
-    def use_data(self, machine: Machine, flops: StepFlops | None) -> None:
+    def use_data(self, machine: Machine, flops: _StepFlops | None) -> None:
         """Train on batches of a data loader, and count what was done; see `Counts`."""
         settings = self._settings
         loader = build_loader(
@@ -94,7 +94,7 @@ class CausalLMSession(ModelSession):
             if self._settings.update.loop == "function":
                 self._outputs = None
             return
-        loss = self._loss_as_trainer(batch)
+        loss: torch.Tensor = self._outputs_as_trainer(batch).loss  # outputs die before backward
         self._refer(batch)
         self._environment.enter(Phase.BACKWARD, micro_step)
         self._backward(loss)
@@ -212,11 +212,6 @@ class CausalLMSession(ModelSession):
             with torch.no_grad(), self.model.disable_adapter():
                 self._forward(batch)
 
-    def _loss_as_trainer(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss as transformers' Trainer computes it: outputs die before backward."""
-        loss: torch.Tensor = self._outputs_as_trainer(batch).loss
-        return loss
-
     def _outputs_as_trainer(self, batch: dict[str, torch.Tensor]) -> Any:
         """The outputs of the model as transformers' Trainer has them.
 
@@ -247,7 +242,7 @@ class CausalLM:
         parallelism = settings.parallelism
         parallelism.require(configuration)
         require_trained(model_config, num_labels=settings.examples.labels)
-        require_positions(model_config, settings.examples.length, "max_length")
+        require_positions(model_config, settings.examples.length)
         images = _images(model_config, settings, environment)
         environment.enter(Phase.LOAD, 0)
         model = build_model(model_config, settings, environment)
@@ -307,7 +302,7 @@ def _images(model_config: Any, settings: TrainingSetup, environment: Environment
 
 
 @dataclass(frozen=True, slots=True)
-class StepFlops:
+class _StepFlops:
     """FLOPs of forward and backward pass, per token and per pair of tokens."""
 
     per_token: float
@@ -318,7 +313,7 @@ class StepFlops:
         return samples * (length * self.per_token + length * length * self.per_token_pair)
 
 
-def step_flops(model: nn.Module, model_config: Any) -> StepFlops | None:
+def step_flops(model: Any, model_config: Any) -> _StepFlops | None:
     """Model FLOPs: what the mathematics of the step needs, without recomputation.
 
     A product of T tokens with an m x n matrix is 2 T m n forward, as much for the gradient of
@@ -332,31 +327,22 @@ def step_flops(model: nn.Module, model_config: Any) -> StepFlops | None:
     layers = getattr(text, "num_hidden_layers", None)
     if heads is None or layers is None:
         return None
-    parts = _language_parts(model, model_config)
-    if any(p.dim() > 2 for part in parts for p in part.parameters(recurse=False)):
-        return None
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    weights: list[Any] = [module.weight for module in parts if _is_linear(module)]
-    per_token = sum((6.0 if w.requires_grad else 4.0) * logical_numel(w) for w in weights)
-    # Forward 2 products of 2 FLOPs, backward twice as many, and half of the pairs.
-    return StepFlops(per_token, 3 * 2 * 2 * heads * head_size * layers / 2)
-
-
-def _is_linear(module: Any) -> bool:
-    # GPT-2 has linear layers of its own kind, with the matrix transposed.
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def _language_parts(model: Any, model_config: Any) -> list[nn.Module]:
-    """The modules that see every token of a text.
-
-    peft keeps the original of a module that is trained whole, which sees none.
-    """
+    # The modules that see every token of a text. peft keeps the original of a module that is
+    # trained whole, which sees none.
     towers = [model]
     if getattr(model_config, "vision_config", None) is not None:
         towers = [model.get_decoder(), model.get_output_embeddings()]
     named = (item for tower in towers for item in tower.named_modules())
-    return [module for name, module in named if "original_module" not in name.split(".")]
+    parts = [module for name, module in named if "original_module" not in name.split(".")]
+    if any(p.dim() > 2 for part in parts for p in part.parameters(recurse=False)):
+        return None
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    # GPT-2 has linear layers of its own kind, with the matrix transposed.
+    linear = [m for m in parts if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"]
+    weights: list[Any] = [module.weight for module in linear]
+    per_token = sum((6.0 if w.requires_grad else 4.0) * logical_numel(w) for w in weights)
+    # Forward 2 products of 2 FLOPs, backward twice as many, and half of the pairs.
+    return _StepFlops(per_token, 3 * 2 * 2 * heads * head_size * layers / 2)
 
 
 _LEAST_BYTES = 1024

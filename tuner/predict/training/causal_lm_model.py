@@ -17,14 +17,21 @@ from torch import nn
 from tuner.core.errors import InputError, unknown
 from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.predict.training.liger import apply_liger, use_shapes
 from tuner.predict.training.losses import (
+    apply_liger,
     fused_cross_entropy,
     use_chunked_loss,
     use_liger_loss,
+    use_liger_shapes,
     use_loss,
+)
+from tuner.predict.training.parallel import (
+    decoder_layers,
+    keep_on_host,
+    move_all_but,
+    share_weights,
 )
 from tuner.predict.training.program_ways import (
     ATTENTIONS,
@@ -37,12 +44,6 @@ from tuner.predict.training.quantized import (
     quantization_config,
     quantize_linears,
     unadaptable,
-)
-from tuner.predict.training.sharding import (
-    decoder_layers,
-    keep_on_host,
-    move_all_but,
-    share_weights,
 )
 from tuner.space.models.catalogue import resolve_config
 from tuner.space.models.trainable import (
@@ -74,7 +75,11 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
     if settings.process.liger:
         apply_liger(model)
     _share_weights(model, settings, environment)
-    model = _prepare(model, settings, environment, _adapters_on(settings, environment))
+    # Adapters are made where they will be, or beside what will be sharded.
+    made_on = environment.device
+    if settings.parallelism.is_sharded:
+        made_on = "meta" if environment.checkpoint is None else "cpu"
+    model = _prepare(model, settings, environment, made_on)
     keep_on_host(on_host, environment.device)
     model.train()
     if settings.process.compile:
@@ -86,13 +91,6 @@ def _share_weights(model: Any, settings: TrainingSetup, environment: Environment
     """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
     if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
         share_weights(model, environment, settings.zero)
-
-
-def _adapters_on(settings: TrainingSetup, machine: Machine) -> str:
-    """The device on which adapters are made: where they will be, or beside what will be sharded."""
-    if not settings.parallelism.is_sharded:
-        return machine.device
-    return "meta" if machine.checkpoint is None else "cpu"
 
 
 def _with_weights(
@@ -148,7 +146,7 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
         if "fused_norms" in settings.ways or (settings.process.liger and not real):
-            use_shapes(model, gated=settings.process.liger)
+            use_liger_shapes(model, gated=settings.process.liger)
         if "fused_attention" in settings.ways:
             with_fused_attention(model)
         if settings.precision.is_quantized:
@@ -164,7 +162,6 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
 
 
 def _class_of(model_config: Any, settings: TrainingSetup) -> Any:
-    """The Auto class of the model."""
     import transformers
 
     for way in settings.ways:

@@ -21,7 +21,7 @@ from tuner.core.setup.causal_lm import (
 from tuner.core.setup.common import Loader
 from tuner.core.setup.schema import NO_NAMES
 from tuner.predict.training.encoders import torch_dtype
-from tuner.predict.training.sharding import Sharding, ZeroSettings
+from tuner.predict.training.parallel import Sharding, ZeroSettings
 
 
 @dataclass(frozen=True, slots=True)

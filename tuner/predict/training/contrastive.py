@@ -17,7 +17,7 @@ from torch import nn
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.encoders import CONTRASTIVE, Comparison
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.encoders import (
     EncoderSettings,
     Field,
@@ -77,7 +77,7 @@ _SMALLEST_ARGUMENT = 1 + 1e-5
 """acosh has an infinite slope at 1, the distance of a point to itself."""
 
 
-class Routing(NamedTuple):
+class _Routing(NamedTuple):
     """The gate's decision for each sample: probabilities (N, E) and chosen experts (N, k)."""
 
     probabilities: torch.Tensor
@@ -101,7 +101,7 @@ class Experts(nn.Module):
             for _ in range(experts)
         )
 
-    def forward(self, samples: torch.Tensor) -> tuple[torch.Tensor, Routing]:
+    def forward(self, samples: torch.Tensor) -> tuple[torch.Tensor, _Routing]:
         """`samples` (N, width) to the same shape, weighted by a softmax over the chosen."""
         scores = self.gate(samples)
         best, chosen = scores.topk(self.top_k, dim=1)
@@ -111,7 +111,7 @@ class Experts(nn.Module):
             rows, places = self._assigned(chosen, number)
             output = expert(samples[rows]) * shares[rows, places].unsqueeze(1)
             mixed.index_add_(0, rows, output.to(mixed.dtype))
-        return mixed, Routing(scores.softmax(dim=1), chosen)
+        return mixed, _Routing(scores.softmax(dim=1), chosen)
 
     def _assigned(self, chosen: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The samples that go to an expert, and which of their choices it is.
@@ -171,7 +171,7 @@ class _ContrastiveModel(nn.Module):
             loss = loss + settings.knobs.load_balancing * _imbalance(routed)
         return loss
 
-    def _embed(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Routing | None]:
+    def _embed(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, _Routing | None]:
         """Tokens (N, length) of each channel to points: (N, width) or, on the hyperboloid, more."""
         pooled = []
         for encoder, text in zip(self.encoders, texts, strict=True):
@@ -223,7 +223,7 @@ def _cosine_distance(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return 1 - (left * right).sum(dim=-1)
 
 
-def _imbalance(routed: Sequence[Routing]) -> torch.Tensor:
+def _imbalance(routed: Sequence[_Routing]) -> torch.Tensor:
     """Experts times the sum over experts of their share of samples times their mean probability.
 
     Smallest where all are equally busy (Fedus et al. 2022, Switch Transformers, section 2.2).
@@ -249,7 +249,7 @@ class Contrastive:
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = _ContrastiveSettings.of(configuration)
-        require_positions(model_config, max(settings.lengths), "max_length")
+        require_positions(model_config, max(settings.lengths))
         environment.enter(Phase.LOAD, 0)
         return LossSession(
             _build(model_config, settings, environment),

@@ -16,7 +16,7 @@ from tuner.core.records import Phase
 from tuner.core.setup.common import TORCH_DTYPES, Loader
 from tuner.core.setup.encoders import Encoder
 from tuner.core.setup.schema import NO_NAMES
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.session import ModelSession
 from tuner.predict.training.token_data import TokenBatches, build_loader
 from tuner.space.data import DataFacts
@@ -61,9 +61,9 @@ def names(value: tuple[str, ...]) -> tuple[str, ...]:
     return () if value == NO_NAMES else value
 
 
-def require_positions(model_config: Any, length: int, knob: str) -> None:
+def require_positions(model_config: Any, length: int) -> None:
     """Raise `InputError` if the model has fewer than `length` positions."""
-    problem = length_problem(table_positions(model_config.to_dict()), length, knob)
+    problem = length_problem(table_positions(model_config.to_dict()), length, "max_length")
     if problem is not None:
         raise InputError(problem[0], hint=problem[1])
 

@@ -240,8 +240,10 @@ class Images:
     def placed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The batch with tokens of images in place of some of its text; changes it."""
         ids = inputs["input_ids"]
-        for special in self.special:
-            ids.masked_fill_(ids == special, _ordinary(self.special))
+        special_ids = self.special
+        ordinary = next(i for i in range(100, 101 + len(special_ids)) if i not in special_ids)
+        for special in special_ids:
+            ids.masked_fill_(ids == special, ordinary)
         where = slice(_BEFORE, _BEFORE + self.tokens)
         ids[:, where] = self.token
         if "labels" in inputs:
@@ -270,10 +272,6 @@ class Images:
             many = values.unsqueeze(0) if self.joined is None else values
             made[name] = many.repeat(examples, *[1] * (many.dim() - 1)).to(device)
         return made
-
-
-def _ordinary(special: tuple[int, ...]) -> int:
-    return next(i for i in range(100, 100 + len(special) + 1) if i not in special)
 
 
 def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:

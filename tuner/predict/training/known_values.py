@@ -99,7 +99,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = [t for t in _tensors(out) if t.is_meta]
         if not results:
             return out
-        if any(value is None for value in before) or not _follows(func):
+        is_unknown = any(word in func._schema.name for word in _UNKNOWN)
+        if any(value is None for value in before) or is_unknown:
             self._spoil(func, args)
         elif func.is_view or all(map(_is_small, results)):
             self._learn(func, args, kwargs, out)
@@ -169,12 +170,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= _MOST
-
-
-def _follows(func: Any) -> bool:
-    """True if an operator's results follow from its arguments."""
-    name = func._schema.name
-    return not any(word in name for word in _UNKNOWN)
 
 
 # -- operators whose results depend on values ------------------------------------------------

@@ -18,7 +18,7 @@ from torch import nn
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.encoders import MULTITASK, Tasks
-from tuner.predict.training.base import Environment, Machine
+from tuner.predict.training import Environment, Machine
 from tuner.predict.training.encoders import (
     EncoderSettings,
     Field,
@@ -342,7 +342,7 @@ class MultiTask:
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = _MultiTaskSettings.of(configuration)
-        require_positions(model_config, settings.step.encoder.length, "max_length")
+        require_positions(model_config, settings.step.encoder.length)
         environment.enter(Phase.LOAD, 0)
         model = _build(model_config, settings, environment)
         # The variables of a function are gone when it returns, those of a loop's body are not.

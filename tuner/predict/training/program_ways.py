@@ -230,16 +230,6 @@ def _plain_optimizer(session: Any) -> None:
     session.optimizer = build_optimizer(session._update_settings.optimizer, session._trainable)
 
 
-def _bert_adam(session: Any) -> None:
-    """NVIDIA's BertAdam (LanguageModeling/BERT/optimization.py), with its clipping."""
-    _with_optimizer(session, bert=True)
-
-
-def _adamw_hf(session: Any) -> None:
-    """Transformers' own AdamW, Trainer's default up to 4.45 (`adamw_hf`)."""
-    _with_optimizer(session, bert=False)
-
-
 def _keep_cache(session: Any) -> None:
     """GPT-BigCode of transformers up to 4.48: training keeps the key-value cache of the forward.
 
@@ -277,8 +267,10 @@ _SESSIONS: dict[str, Callable[[Any], None]] = {
     "cache_in_outputs": _cache_in_outputs,
     "gradients_until_next": _gradients_until_next,
     "master_weights": _master_weights,
-    "bert_adam": _bert_adam,
-    "adamw_hf": _adamw_hf,
+    # NVIDIA's BertAdam (LanguageModeling/BERT/optimization.py), with its clipping.
+    "bert_adam": functools.partial(_with_optimizer, bert=True),
+    # Transformers' own AdamW, Trainer's default up to 4.45.
+    "adamw_hf": functools.partial(_with_optimizer, bert=False),
     "plain_optimizer": _plain_optimizer,
 }
 

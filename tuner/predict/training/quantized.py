@@ -104,7 +104,7 @@ def quantized_tensors(model: nn.Module) -> list[torch.Tensor]:
     return tensors
 
 
-def kept_whole(model: nn.Module) -> tuple[str, ...]:
+def kept_whole(model: Any) -> tuple[str, ...]:
     """Classes of frozen modules with matrices that quantisation left as they are, sorted.
 
     Empty where nothing is quantised. Embeddings and the output head are never quantised, and are
@@ -113,7 +113,8 @@ def kept_whole(model: nn.Module) -> tuple[str, ...]:
     if not getattr(model, "is_quantized", False):
         return ()
     modules = list(model.modules())
-    heads = _output_heads(model)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    heads = [] if head is None else list(head.modules())
     found = {
         type(module).__name__
         for module in modules
@@ -129,11 +130,6 @@ def kept_whole(model: nn.Module) -> tuple[str, ...]:
 
 _SMALL = 1 << 20
 """Smaller modules are not mentioned when they stay unquantised: routers, convolutions."""
-
-
-def _output_heads(model: Any) -> list[nn.Module]:
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return [] if head is None else list(head.modules())
 
 
 def _states(model: nn.Module) -> dict[torch.Tensor, Any]:

@@ -17,8 +17,7 @@ from tuner.core.records import Phase
 from tuner.core.setup.causal_lm import Update
 from tuner.core.setup.encoders import Encoder
 from tuner.core.setup.optimizers import OPTIMIZERS
-from tuner.predict.training import load_object
-from tuner.predict.training.base import Counts, Environment, Machine
+from tuner.predict.training import Counts, Environment, Machine, load_object
 from tuner.predict.training.quantized import total_numel, whole_numel
 from tuner.predict.training.token_data import TokenBatches
 
@@ -69,21 +68,17 @@ class _OptimizerParts:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     @property
     def state(self) -> dict[Any, Any]:
-        """The state of every parameter."""
         return {key: value for part in self.parts for key, value in part.state.items()}
 
     def step(self) -> None:
-        """Update all parameters."""
         for part in self.parts:
             part.step()
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=set_to_none)
 

@@ -24,14 +24,14 @@ _SEEDS_PER_RANK = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class _Batch:
     """The arguments of a model, and the number of tokens that aren't padding."""
 
     inputs: dict[str, torch.Tensor]
     tokens: int
 
 
-class SyntheticTokens(Dataset[torch.Tensor]):
+class _SyntheticTokens(Dataset[torch.Tensor]):
     """Examples of random tokens: the same ones for the same index, made when asked for.
 
     Their lengths are cut at `max_length`, which all of the first `full` examples have, and all
@@ -63,16 +63,14 @@ class SyntheticTokens(Dataset[torch.Tensor]):
         generator = torch.Generator().manual_seed(self._seed + index)
         length = self._longest
         if self._points and index >= self._full:
-            length = self._drawn_length(float(torch.rand((), generator=generator)))
+            # The length below which this share of the data lies: its distribution, inverted.
+            fraction = float(torch.rand((), generator=generator))
+            place = bisect.bisect_left(self._points, fraction, key=lambda point: point[1])
+            end, above = self._points[place]
+            start, below = self._points[max(0, place - 1)]
+            share = (fraction - below) / (above - below) if above > below else 1.0
+            length = max(1, min(self._max_length, round(start + share * (end - start))))
         return torch.randint(self._vocab_size, (length,), generator=generator)
-
-    def _drawn_length(self, fraction: float) -> int:
-        """The length below which `fraction` of the data lies: the inverse of its distribution."""
-        place = bisect.bisect_left(self._points, fraction, key=lambda point: point[1])
-        end, above = self._points[place]
-        start, below = self._points[max(0, place - 1)]
-        share = (fraction - below) / (above - below) if above > below else 1.0
-        return max(1, min(self._max_length, round(start + share * (end - start))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class TokenBatches:
         self._batches: Iterator[dict[str, Any]] | None = None
         self.waited_s = 0.0
 
-    def next(self) -> Batch:
+    def next(self) -> _Batch:
         """The next micro-batch; it is copied without waiting where its memory is pinned."""
         started = time.perf_counter()
         batch = self._next_on_host()
@@ -134,7 +132,7 @@ class TokenBatches:
         tokens = batch.pop("tokens")
         pinned = self.loader.pin_memory
         inputs = {n: t.to(self._device, non_blocking=pinned) for n, t in batch.items()}
-        return Batch(inputs, int(tokens))
+        return _Batch(inputs, int(tokens))
 
     def close(self) -> None:
         """End the worker processes."""
@@ -183,7 +181,7 @@ def build_loader(
     longest = max(1, max_length - padded)
     workers = settings.num_workers
     return DataLoader(
-        SyntheticTokens(
+        _SyntheticTokens(
             vocab_size,
             longest,
             examples=examples + full,

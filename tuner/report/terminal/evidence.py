@@ -25,11 +25,9 @@ Evidence = Prediction | Measurement
 NO_VERSIONS: Mapping[str, str] = MappingProxyType({})
 
 
-def print_evidence(
-    evidence: Evidence, budget: MemoryBudget, versions: Mapping[str, str] = NO_VERSIONS
-) -> None:
+def print_evidence(evidence: Evidence, budget: MemoryBudget) -> None:
     """The numbers of `evidence_fields`, and the parts of memory and time."""
-    print_fields(evidence_fields(evidence, budget, versions))
+    print_fields(evidence_fields(evidence, budget))
     print_parts(evidence.source, evidence.memory, _breakdown_s(evidence))
 
 

@@ -39,12 +39,12 @@ def reporting(*, err: bool, quiet: bool) -> Iterator[Report]:
         with Live(console=console(err=err), transient=True, refresh_per_second=4) as live:
             yield lambda states: live.update(drawn(states))
         return
-    lines: dict[str, PlainLines] = {}
+    lines: dict[str, _PlainLines] = {}
 
     def report(states: Mapping[str, Progress]) -> None:
         for gpu, progress in states.items():
             if gpu not in lines:
-                lines[gpu] = PlainLines(err=err, label=gpu if len(states) > 1 else "")
+                lines[gpu] = _PlainLines(err=err, label=gpu if len(states) > 1 else "")
             lines[gpu](progress)
 
     yield report
@@ -153,7 +153,7 @@ def progress_line(progress: Progress, label: str = "") -> str:
     return line
 
 
-class PlainLines:
+class _PlainLines:
     """Prints a line when there is something new to say, and not too often."""
 
     def __init__(

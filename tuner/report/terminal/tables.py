@@ -47,7 +47,7 @@ class _Column:
         return max(min(longest, _LONGEST_WORD), narrowest)
 
 
-class Sheet:
+class _Sheet:
     """A table of plain text that fits any width without losing a character of a cell.
 
     Text is wrapped. Where that is not enough, whole columns are left out, and a line below the
@@ -64,7 +64,6 @@ class Sheet:
         self._by_worth = [*others, *reversed(dropped)]
 
     def add_row(self, *cells: str) -> None:
-        """A row with a cell for each column."""
         for column, cell in zip(self._columns, cells, strict=True):
             column.cells.append(printable(cell))
 
@@ -92,14 +91,14 @@ def console(*, err: bool = False) -> Console:
     """A console for tables, with all text taken literally; plain outside a terminal."""
     from rich.console import Console
 
-    class Unended(Console):
+    class _Unended(Console):
         def on_broken_pipe(self) -> None:
             # rich would end with the code that means "nothing fits".
             raise BrokenPipeError
 
     stream = sys.stderr if err else sys.stdout
     columns = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Unended(
+    return _Unended(
         stderr=err,
         markup=False,
         highlight=False,
@@ -126,8 +125,8 @@ def print_settings(
     the columns in `wide_only` are left out.
     """
     kept = [number for number, name in enumerate(columns) if name not in wide_only]
-    wide = Sheet([*columns, *names], right=right)
-    narrow = Sheet([*(columns[i] for i in kept), "settings"], right=right, drop=drop)
+    wide = _Sheet([*columns, *names], right=right)
+    narrow = _Sheet([*(columns[i] for i in kept), "settings"], right=right, drop=drop)
     for cells, values in rows:
         each = (settings_text(values, [name]).partition("=")[2] for name in names)
         wide.add_row(*cells, *each)
@@ -143,8 +142,8 @@ def print_rows(
     right: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> None:
-    """A whole table on stdout; see `Sheet`."""
-    sheet = Sheet(columns, right=right, drop=drop)
+    """A whole table on stdout; see `_Sheet`."""
+    sheet = _Sheet(columns, right=right, drop=drop)
     for row in rows:
         sheet.add_row(*row)
     console().print(sheet, crop=False)

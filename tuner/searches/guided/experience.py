@@ -30,7 +30,7 @@ REFIT_GROWTH = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class _Case:
     """The beliefs about throughput and memory of every candidate if one cause is real, or none."""
 
     probability: float
@@ -74,7 +74,7 @@ class Experience:
             scale=0.2 + 1.6 * moving,
         )
         self._fitted = -1
-        self._cases: list[Case] = []
+        self._cases: list[_Case] = []
         self._beliefs: tuple[Belief, Belief]
         self._plain: Floats = np.zeros(0)
 
@@ -162,7 +162,7 @@ class Experience:
         self.cases()
         return self._beliefs
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[_Case]:
         """The possible meanings of the trials: no cause stands out, or one does."""
         if self._told > self._fitted * (1 + REFIT_GROWTH):
             # Matrices this small are slower with several threads, even more so beside others.
@@ -175,7 +175,7 @@ class Experience:
             self._fitted = self._told
         return self._cases
 
-    def _learn(self) -> list[Case]:
+    def _learn(self) -> list[_Case]:
         hints = {i: v for i, v in self._stale.items() if i not in self.known}
         every = {**self.known, **hints}
         seen = np.array(sorted(every), dtype=np.intp)
@@ -201,7 +201,7 @@ class Experience:
             ]
         return cases
 
-    def _with_causes(self, speed: Fit, memory: Fit) -> list[Case]:
+    def _with_causes(self, speed: Fit, memory: Fit) -> list[_Case]:
         """The fits, and what they become with each probable cause of both.
 
         Before any trial, no cause, one value or pair, and one configuration are equally likely.
@@ -231,7 +231,7 @@ class Experience:
                 mask, mark = np.zeros(len(self.pool.candidates)), np.zeros(seen)
                 mask[speed.trials.places[trial]] = mark[trial] = 1.0
                 own_speed = speed.under(mark, mask)
-            cases.append(Case(float(chances[number]), own_speed, own_memory))
+            cases.append(_Case(float(chances[number]), own_speed, own_memory))
         whole = sum(case.probability for case in cases)
         return [replace(case, probability=case.probability / whole) for case in cases]
 
@@ -348,7 +348,7 @@ def _thread_pools() -> Any:
     return ThreadpoolController()
 
 
-def _mixed(cases: Sequence[Case], beliefs: Sequence[Belief]) -> Belief:
+def _mixed(cases: Sequence[_Case], beliefs: Sequence[Belief]) -> Belief:
     """One belief with the mean and variance of all cases together."""
     if len(cases) == 1:
         return beliefs[0]
@@ -371,7 +371,7 @@ LEAST_GAIN = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class _Probe:
     """A candidate that is predicted not to fit, and the gain that is expected of trying it."""
 
     place: int
@@ -396,7 +396,7 @@ def best_probe(
     values: Collection[NDArray[np.bool_]],
     open_: NDArray[np.intp],
     fastest: float,
-) -> Probe | None:
+) -> _Probe | None:
     """The probe that is worth most; None if no value is untested or no probe gains enough.
 
     A value is untested if none of its candidates was tried and all are predicted not to fit. Its
@@ -409,9 +409,12 @@ def best_probe(
     if not untested or fastest <= 0:
         return None
     speed, size = experience.quantities(open_)
-    fits = _share_to_fit(experience.pool, np.exp(size.mean), open_)
+    pool, device_bytes = experience.pool, np.exp(size.mean)
+    # The share of its moving memory that each may take to fit; negative if its weights do not.
+    loaded = np.minimum(pool.loaded_bytes[open_], device_bytes)
+    fits = (pool.usable_bytes - loaded) / np.maximum(device_bytes - loaded, 1.0)
     gain = speed.expected / fastest - 1.0
-    best: Probe | None = None
+    best: _Probe | None = None
     for own in untested:
         hopeful = own & (fits > 0)
         most = float(gain[hopeful].max(initial=0.0))
@@ -419,7 +422,7 @@ def best_probe(
         # A value is the less likely to be misjudged the more of its memory would have to be wrong.
         worth = float(fits[closest]) ** 2 * most
         if most >= LEAST_GAIN and (best is None or worth > best.worth):
-            best = Probe(int(open_[closest]), worth)
+            best = _Probe(int(open_[closest]), worth)
     return best
 
 
@@ -446,9 +449,3 @@ def never_fitted(pool: Pool, experience: Experience) -> list[str]:
         for value, has in unordered_values(pool).items()
         if fitted and has[ran_out].any() and not has[fitted].any()
     )
-
-
-def _share_to_fit(pool: Pool, device_bytes: Floats, places: NDArray[np.intp]) -> Floats:
-    """The share of its moving memory that each may take to fit; negative if its weights do not."""
-    loaded = np.minimum(pool.loaded_bytes[places], device_bytes)
-    return (pool.usable_bytes - loaded) / np.maximum(device_bytes - loaded, 1.0)

@@ -60,14 +60,12 @@ class Guided:
         self,
         pool: Pool,
         *,
-        oom_share: float | None = None,
         goals: Sequence[Goal] = (),
         repeats: bool = False,
     ) -> None:
         self.pool = pool
         self.repeats = repeats
         self._goals = tuple(goals)
-        self._oom_share = OOM_SHARE if oom_share is None else oom_share
         self.experience = Experience(pool)
         self.failures = Failures(pool.candidates.columns)
         self._values = unordered_values(pool).values()
@@ -133,7 +131,9 @@ class Guided:
             return None, 0.0
         risk = self.oom_probability()[places]
         allowed = self.allowed_risk()
-        advance = self._advance() if self._may_probe() else 0.0
+        advance = 0.0  # the risk that proposals may take which move the front
+        if self._may_probe():
+            advance = min(OOM_SHARE * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
         possible = risk <= max(allowed, advance)
         if not possible.any():
             # The first trial must take a risk; later ones do so only if it is affordable.
@@ -239,12 +239,8 @@ class Guided:
         close to the limit.
         """
         trials = int(self._ended.sum()) + len(self._pending) + 1
-        left = self._oom_share * trials - self._spent()
-        return min(max(left, self._oom_share), HIGHEST_RISK)
-
-    def _advance(self) -> float:
-        """The probability of running out of memory allowed to proposals that move the front."""
-        return min(self._oom_share * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
+        left = OOM_SHARE * trials - self._spent()
+        return min(max(left, OOM_SHARE), HIGHEST_RISK)
 
     def _spent(self) -> float:
         """Number of trials that ran out of memory, and of running ones expected to."""
@@ -286,7 +282,11 @@ class Guided:
         `doubt` is the share of the standard deviations that counts.
         """
         runs, front = self.failures.probability()[places], self.front()
-        goals = self._goal_front() if self._goals else None
+        goals = None
+        if self._goals:  # the front of measured and running candidates
+            seen, rates, sizes = self._so_far()
+            small = sizes <= self.pool.usable_bytes
+            goals = GoalFront(self._goals, seen[small], rates[small], sizes[small])
         found = []
         for chance, wide_speed, wide_size in self.experience.quantities_by_case(places):
             fits = runs * wide_size.probability_below(self.pool.usable_bytes)
@@ -303,12 +303,6 @@ class Guided:
             faster = speed.expected_above(front.fastest) / (front.fastest or 1.0)
             found.append((chance, volume, fits * faster))
         return found
-
-    def _goal_front(self) -> GoalFront:
-        """The front of the goals, of measured and running candidates."""
-        seen, speed, size = self._so_far()
-        fits = size <= self.pool.usable_bytes
-        return GoalFront(self._goals, seen[fits], speed[fits], size[fits])
 
     def _so_far(self) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Places of measured and running candidates, with their throughput and memory."""

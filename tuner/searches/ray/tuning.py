@@ -25,7 +25,7 @@ from tuner.core.errors import TunerError
 from tuner.core.records import Outcome
 from tuner.searches.crew import Crew
 from tuner.searches.nodes import Need
-from tuner.searches.ray.nodes import options_of
+from tuner.searches.ray.cluster import options_of
 from tuner.searches.worker import TrialWorker, WorkerPlan
 
 INDEX, NODE, NAME, ACTOR, PROPOSED = "index", "node", "name", "actor", "proposed"
@@ -61,7 +61,7 @@ ENVIRONMENT = {
 """Ray Tune's settings, by the variables that it documents."""
 
 
-class TrialTrainable(tune.Trainable):  # type: ignore[misc]
+class _TrialTrainable(tune.Trainable):  # type: ignore[misc]
     """A trial of Tune: starts an actor with the trial's resources, or uses the one that it has.
 
     An actor that can run no trial keeps its resources until the search is over: otherwise a broken
@@ -72,7 +72,6 @@ class TrialTrainable(tune.Trainable):  # type: ignore[misc]
     """The plans and needs of the searches, by their index; see `run`."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Take the first trial."""
         self._index: int | None = None
         self._actor: Any = None
         self._name = ""
@@ -240,11 +239,15 @@ class _CrewCallback(Callback):  # type: ignore[misc]
 
 def run(crew: Crew, folder: Path) -> None:
     """Run trials until all searches are over; Ray Tune keeps its files in `folder`."""
+
+    class _PlannedTrainable(_TrialTrainable):  # the plans are sent with its class
+        plans = tuple((crew.plan(index), need) for index, need in enumerate(crew.needs))
+
     halt = _Halt()
     # `tune.run` and not `tune.Tuner`, which pickles the searcher into a file: nothing is ever
     # restored from it, and the callbacks of a search cannot be pickled.
     tune.run(
-        tune.with_resources(_trainable(crew), functools.partial(_resources, needs=crew.needs)),
+        tune.with_resources(_PlannedTrainable, functools.partial(_resources, needs=crew.needs)),
         name="search",
         search_alg=_CrewSearcher(crew),
         stop=halt,
@@ -258,15 +261,6 @@ def run(crew: Crew, folder: Path) -> None:
         trial_dirname_creator=lambda trial: str(trial.trial_id),
         verbose=0,
     )
-
-
-def _trainable(crew: Crew) -> type[TrialTrainable]:
-    """The trainable of searches with these plans, which are sent with its class."""
-
-    class PlannedTrainable(TrialTrainable):
-        plans = tuple((crew.plan(index), need) for index, need in enumerate(crew.needs))
-
-    return PlannedTrainable
 
 
 def _resources(config: Mapping[str, Any], *, needs: Sequence[Need]) -> tune.PlacementGroupFactory:
