@@ -19,8 +19,16 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
-from tuner.cost.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
-from tuner.cost.rank_memory import buckets_of, replicated
+from tuner.cost.parallel import (
+    Exchange,
+    Links,
+    buckets_of,
+    copying_s,
+    link_of,
+    replicated,
+    waited_s,
+    with_exchange,
+)
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict

@@ -21,8 +21,7 @@ from tests.started import run_python
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB, MIB
 from tuner.cost.parallel import Exchange, Links, waited_s
-from tuner.cost.speed.host import RECOMPUTED, TRAINED
-from tuner.cost.speed.roofline import Efficiency, Roofline
+from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.inside.core import KernelLaunch
 from tuner.emulator.inside.pricing import Pricer

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.expressions import Expression
 from tuner.space import SCHEMAS, load_space
-from tuner.space.format import KEYS, read_space
+from tuner.space.load import KEYS, read_space
 
 SMALL = """\
 name: s

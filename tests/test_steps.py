@@ -19,13 +19,12 @@ from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload
 from tuner.predict.training.base import Counts
 from tuner.space import DataFacts, TokenLengths
-from tuner.trial import step_plan
+from tuner.trial import stop_rule
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment
 from tuner.trial.measure import measure
-from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import StepParts, Stepper, time_steps, warm_up
-from tuner.trial.stop_rule import STEP_SCATTER, StopRule
+from tuner.trial.stop_rule import STEP_SCATTER, StepPlan, StopRule
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5
 MICRO_STEPS = 16
@@ -220,7 +219,7 @@ LENGTHS = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))
 def test_a_real_trial_of_long_steps_says_how_it_was_timed(
     model, monkeypatch, lengths, data, micro_steps
 ):
-    monkeypatch.setattr(step_plan, "LONG_STEP_S", 0.0)
+    monkeypatch.setattr(stop_rule, "LONG_STEP_S", 0.0)
     options = quick(lengths=lengths)
     found = measure(job(model, data=data), knobs(grad_accum=16), options, lambda facts: None)
     assert found.timed_micro_steps == found.steps * micro_steps

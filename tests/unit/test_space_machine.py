@@ -7,7 +7,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.setup.schemas import unmodelled
 from tuner.space import SCHEMAS, configure, default_space, pin
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 TERMS = SCHEMAS["causal_lm"].terms
 

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.searches.facts import SpaceFacts
 from tuner.space import configure, pin
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 TEXT = """\
 name: curriculum

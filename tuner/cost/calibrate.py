@@ -29,13 +29,14 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.cost.interval import (
+    MEMORY_ERRORS,
     Calibration,
+    Ends,
     ErrorPrior,
     Floats,
     Observation,
     in_quadrature,
 )
-from tuner.cost.memory_interval import MEMORY_ERRORS, Ends
 from tuner.cost.speed.profile import uses_profile
 
 DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"

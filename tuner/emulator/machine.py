@@ -23,6 +23,7 @@ from tuner.core.supervised import (
     run_supervised,
 )
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.emulator.build import find_torch
 from tuner.emulator.calls import Called, Value, call
 from tuner.emulator.emulation import (
     DataRead,
@@ -31,15 +32,15 @@ from tuner.emulator.emulation import (
     Emulation,
     GrowingMemory,
     HostUse,
+    declared_engine,
+    decode_loops,
     unknown_values,
 )
 from tuner.emulator.ending import find_ending, of_first_steps, own_fault
-from tuner.emulator.generation import declared_engine, decode_loops
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
 from tuner.emulator.session import Account, Session, apart
 from tuner.emulator.step_time import EmulatedStepTime, step_time
-from tuner.emulator.toolchain import find_torch
 
 ROOM = 8
 """A program that does not fit runs again on a GPU with this many times the memory."""

@@ -11,8 +11,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.units import KIB
 
 if TYPE_CHECKING:  # they import numpy, which starting an emulation does without
-    from tuner.cost.speed.host import Host
-    from tuner.cost.speed.roofline import KernelTimes
+    from tuner.cost.speed.roofline import Host, KernelTimes
     from tuner.cost.work_arrays import Floats, WorkArrays
 
 TRANSFER, EXCHANGE = "transfer", "exchange"

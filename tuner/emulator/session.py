@@ -21,7 +21,7 @@ from typing import Any
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.cost.library_memory import nccl_bytes
-from tuner.emulator.build import START, build
+from tuner.emulator.build import START, TorchBuild, build, find_torch
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.rates import (
     BUS_BITS,
@@ -31,7 +31,6 @@ from tuner.emulator.rates import (
     multiprocessor_of,
     shared_kib_in_bytes,
 )
-from tuner.emulator.toolchain import TorchBuild, find_torch
 
 ON_PATH = Path(__file__).parent / "inside" / "path"
 

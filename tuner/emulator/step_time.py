@@ -18,11 +18,16 @@ from tuner.cost.calibrate import step_factors
 from tuner.cost.interval import Floats, in_quadrature
 from tuner.cost.operators.timeline import Work
 from tuner.cost.parallel import NETWORK, Links, left_of_sums, unknown_rate
-from tuner.cost.speed.host import update_launches
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
-from tuner.cost.speed.roofline import KernelSeconds, PassTimes, UpdateTime, pass_times
+from tuner.cost.speed.roofline import (
+    KernelSeconds,
+    PassTimes,
+    UpdateTime,
+    pass_times,
+    update_launches,
+)
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, EmulatedTimes

@@ -36,9 +36,8 @@ from tuner.trial.device import (
 )
 from tuner.trial.messages import Report
 from tuner.trial.ranks import Rank
-from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import Stepper, TimedSteps, time_steps, warm_up
-from tuner.trial.stop_rule import NEEDED_S, StopRule, thorough
+from tuner.trial.stop_rule import NEEDED_S, StepPlan, StopRule, thorough
 
 EVALUATION_BATCHES = 2
 """Two batches, because the second starts with the cache left by the first."""

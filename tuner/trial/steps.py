@@ -13,8 +13,7 @@ from tuner.core.records import Phase
 from tuner.emulator.here import emulated_clock, is_emulated
 from tuner.predict.training.base import TrainingSession
 from tuner.trial.device import GpuWatch, RealEnvironment, alloc_retries, parse_device
-from tuner.trial.step_plan import StepPlan
-from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
+from tuner.trial.stop_rule import MeanInterval, RunningMean, StepPlan, StopRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def import_libraries() -> None:
     with without_context():
         for name in (
             "bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto",
-            "tuner.trial.device", "tuner.trial.synthetic", "tuner.predict.training.causal_lm",
+            "tuner.trial.device", "tuner.trial.device", "tuner.predict.training.causal_lm",
         ):  # fmt: skip
             importlib.import_module(name)
 

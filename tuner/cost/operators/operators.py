@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tuner.cost.operators.aten_kernels import Kernels, attention_by_name
+from tuner.cost.operators.kernels import Kernels, attention_by_name
 from tuner.cost.operators.timeline import MASK, Work
 
 _aten = torch.ops.aten

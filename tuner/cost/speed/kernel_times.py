@@ -15,9 +15,8 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.library_memory import context_bytes
-from tuner.cost.speed.host import Host
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
-from tuner.cost.speed.roofline import BLOCKWISE, KernelTimes, Roofline
+from tuner.cost.speed.roofline import BLOCKWISE, Host, KernelTimes, Roofline
 from tuner.cost.work_arrays import Floats, WorkArrays
 
 if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have

@@ -1,8 +1,8 @@
 """Made-up values for results that are not computed: finite, plausible and the same in every run.
 
-Unknown floats are treated as noise around 0, all different (uniform.py compares them). A few floats
-computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator would
-choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts get
+Unknown floats are treated as noise around 0, all different (settling.py compares them). A few
+floats computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator
+would choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts get
 equal loads.
 """
 

@@ -5,12 +5,16 @@ epoch from its real sampler, and reads how long the rows are. It serves the firs
 the training has taken enough steps, and then all others, if the `Budget` affords it. If not, it
 serves the largest batches, those with the longest rows, and the last one. Loops of the program
 without a loader are shortened by rounds.py.
+
+What follows the first steps is bounded by counts of launches: seconds would make the answer depend
+on the load of this machine.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -18,9 +22,10 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from tuner.emulator.inside.budget import WORTHWHILE, Budget
+from tuner.emulator.inside.core import DeviceCore
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.memory import MemoryWatch
+from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.row_sizes import (
@@ -32,6 +37,48 @@ from tuner.emulator.inside.row_sizes import (
     rows_of,
     table_sizes,
 )
+
+RUN_ON = 50_000
+"""Launches with which a program may go on as it is; what takes more is shortened."""
+
+LEAST_LAUNCHES = 20
+"""A batch counts as this many launches at least: it also has to be read."""
+
+WORTHWHILE = 100
+"""A loop of unknown length goes on if this many of its steps fit into the budget."""
+
+REST = 1_000_000
+"""Launches after the first steps at which the rest of a run, such as a long generation, ends."""
+
+REST_TIMES = 20
+"""A rest may take this many times the launches of loading and of the first steps, if more."""
+
+
+class Budget:
+    """The launches of this process, and those that are left to run on with."""
+
+    @functools.cached_property
+    def launch_count(self) -> Callable[[], int]:
+        """A function that returns the number of kernels that this process has launched."""
+        count: Callable[[], int] = DeviceCore().launch_count
+        return count
+
+    @property
+    def launches(self) -> int:
+        """The kernels that this process has launched."""
+        return self.launch_count()
+
+    def affords(self, number: int, launches: float) -> bool:
+        """True if `number` more batches of `launches` each fit into what is left."""
+        # Ranks that run beside each other have to serve the same number of batches.
+        is_one_of_many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "ranks" not in STANDS_FOR
+        left = 0 if is_one_of_many else RUN_ON - self.launches
+        return number * max(launches, LEAST_LAUNCHES) <= left
+
+    def rest(self) -> int:
+        """The number of launches at which the rest of a run ends, if its first steps end now."""
+        return self.launches + max(REST, REST_TIMES * self.launches)
+
 
 FIRST = 2
 """Batches of an evaluation before its largest."""
