@@ -113,7 +113,7 @@ class Graph:
 
 
 assert _WithValues(lambda inputs: [len(inputs)], Graph())([1, 2]) == [2]
-print("CompiledGraph", "values", take(), sep="; ")
+print("_CompiledGraph", "values", take(), sep="; ")
 Settling._put = broken
 step()
 print("all steps done", flush=True)

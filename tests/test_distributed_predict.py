@@ -20,8 +20,8 @@ from tuner.core.records import Configuration, Measurement, Memory, MemoryCategor
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
 from tuner.cost.parallel import (
-    Exchange,
     Links,
+    _Exchange,
     buckets_of,
     copying_s,
     link_of,
@@ -168,7 +168,7 @@ def test_buckets_are_filled_in_the_order_of_backward() -> None:
 
 
 def test_what_backward_hides_is_not_waited_for() -> None:
-    exchange = Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
+    exchange = _Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
     links = Links(51 * MIB, None, per_machine=4)  # all of it takes one second
     assert waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
     # Even then the last bucket is only sent when backward has ended.
@@ -195,7 +195,7 @@ def test_a_ring_is_as_fast_as_its_slowest_link(settings: dict[str, Any], expecte
     # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
     network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
     links = Links(10.0, network, parallelism.per_machine)
-    waited = waited_s(Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
+    waited = waited_s(_Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
     assert waited == pytest.approx(expected_s)
 
 
@@ -205,7 +205,7 @@ def times(seconds: float) -> StepTimes:
 
 
 def test_waiting_for_others_is_a_part_of_the_step() -> None:
-    exchange = Exchange(buckets=(10 * MIB,))
+    exchange = _Exchange(buckets=(10 * MIB,))
     found = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
     step_s = float(found.step_s[0])
     assert 1.0 < step_s < 3.0
@@ -260,8 +260,8 @@ def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
 
 
 def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
-    few = copying_s(Exchange(buckets=(100 * MIB,), tensors=1), A6000)
-    many = copying_s(Exchange(buckets=(1,), tensors=100), A6000)
+    few = copying_s(_Exchange(buckets=(100 * MIB,), tensors=1), A6000)
+    many = copying_s(_Exchange(buckets=(1,), tensors=100), A6000)
     share = Efficiency().bandwidth["elementwise"]
     assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * share))
     assert many == pytest.approx(200 * 3e-6)

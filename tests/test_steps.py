@@ -23,7 +23,7 @@ from tuner.trial import stop_rule
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment
 from tuner.trial.measure import measure
-from tuner.trial.steps import StepParts, Stepper, time_steps, warm_up
+from tuner.trial.steps import Stepper, _StepParts, time_steps, warm_up
 from tuner.trial.stop_rule import STEP_SCATTER, StepPlan, StopRule
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5
@@ -154,7 +154,7 @@ def test_the_rate_of_a_whole_step_decides_whether_a_trial_is_dominated(clock, fa
     st.integers(0, 100),
 )
 def test_parts_of_a_whole_step_are_its_time(micro_s, update_s, more):
-    parts = StepParts(tuple(micro_s), update_s)
+    parts = _StepParts(tuple(micro_s), update_s)
     assert parts.whole_s(len(micro_s)) == pytest.approx(sum(micro_s) + update_s)
     longer = parts.whole_s(len(micro_s) + more) - parts.whole_s(len(micro_s))
     later = micro_s[1:] or micro_s

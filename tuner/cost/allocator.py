@@ -122,7 +122,7 @@ class _Pool:
         self.most_split_bytes = math.inf if whole else settings.max_split_size_bytes or math.inf
 
 
-class CachingAllocator:
+class _CachingAllocator:
     """The allocator of one device. What a stream has freed, only that stream gets again.
 
     `malloc` returns a block to hand to `free`, or None when `limit_bytes` of reserved memory
@@ -416,7 +416,7 @@ def replay(
     first request that does not fit. Before event `release_at` cached segments are released.
     `keep_history` keeps the allocated and reserved bytes after each event.
     """
-    allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
+    allocator = _CachingAllocator(settings, limit_bytes=limit_bytes)
     take, free = allocator.take, allocator.free
     sizes = [round_size(size) if size else 0 for size in sizes_bytes]
     pools = [

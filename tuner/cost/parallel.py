@@ -57,7 +57,7 @@ def replicas(
         replicated(one, sizes) if sizes else one for one, sizes in zip(memory, buckets, strict=True)
     ]
     exchanges = [
-        Exchange(tuple(sizes), tensors=len(tensors) if sizes else 0)
+        _Exchange(tuple(sizes), tensors=len(tensors) if sizes else 0)
         for sizes, tensors in zip(buckets, gradient_bytes, strict=True)
     ]
     several = next(index for index, sizes in enumerate(buckets) if sizes)
@@ -66,7 +66,7 @@ def replicas(
 
 def times_of_ranks(
     times: StepTimes,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[_Exchange],
     parallelism: Sequence[Parallelism],
     gpu: Gpu,
     memory: Memory,
@@ -88,16 +88,16 @@ def times_of_ranks(
 
 def exchange_of(
     course: Course, gradient_bytes: Sequence[int], configuration: Configuration
-) -> Exchange:
+) -> _Exchange:
     """The exchange between the ranks of a traced step."""
     if Parallelism.of(configuration).is_replicated:
-        return Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
+        return _Exchange(tuple(buckets_of(gradient_bytes)), tensors=len(gradient_bytes))
     micro_steps = int(str(configuration.get("grad_accum", 1)))
     copies = Parallelism.of(configuration).strategy == "hsdp"
     return sharded_exchange(course, micro_steps, copies=copies)
 
 
-def sharded_exchange(course: Course, micro_steps: int, *, copies: bool = False) -> Exchange:
+def sharded_exchange(course: Course, micro_steps: int, *, copies: bool = False) -> _Exchange:
     """The collectives of the second step of a trace, which has two micro-steps at most.
 
     The first of them stands for all but the last, which may send what the others do not. A sum
@@ -118,11 +118,11 @@ def sharded_exchange(course: Course, micro_steps: int, *, copies: bool = False) 
             scattered += size
         if "reduce_scatter" not in name:
             gathered += size
-    return Exchange(gathered=gathered, scattered=scattered, summed=summed)
+    return _Exchange(gathered=gathered, scattered=scattered, summed=summed)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class _Exchange:
     """Bytes that each rank sends in a step.
 
     `buckets` are the gradients of `tensors` tensors, in the order in which backward fills them.
@@ -219,7 +219,7 @@ class Links:
 
 def with_exchange(
     times: StepTimes,
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[_Exchange],
     parallelism: Sequence[Parallelism],
     link_bytes_per_s: float,
     gpu: Gpu,
@@ -241,7 +241,7 @@ def with_exchange(
 
 
 def waited_s(
-    exchange: Exchange, parallelism: Parallelism, links: Links, backward_s: float
+    exchange: _Exchange, parallelism: Parallelism, links: Links, backward_s: float
 ) -> float:
     """Seconds for which a rank waits for others in one step; 0 on one GPU."""
     p = parallelism
@@ -269,7 +269,7 @@ def left_of_sums(sums_s: Sequence[float], backward_s: float) -> float:
     return max(min(sums_s), sum(sums_s) - backward_s * (1 - 1 / len(sums_s)))
 
 
-def copying_s(exchange: Exchange, gpu: Gpu) -> float:
+def copying_s(exchange: _Exchange, gpu: Gpu) -> float:
     """Seconds for gradients to get into DDP's buckets, and out of them, in one step."""
     efficiency = Efficiency()
     rate = gpu.bandwidth_bytes_per_s * efficiency.bandwidth["elementwise"]

@@ -147,7 +147,7 @@ START = "libtuner_start.so"
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
+class _StandIn:
     """One library, `libSTEM.so.N`.
 
     `source` is the file with the handwritten functions. Every other function that begins with
@@ -162,15 +162,15 @@ class StandIn:
 
 # The statuses are those of each library's header: *_STATUS_NOT_SUPPORTED.
 STAND_INS = (
-    StandIn("cudart", "cudart.c", r"(__)?cuda[A-Z]"),
-    StandIn("cublas", "cublas.c", "cublas", status=15),
-    StandIn("cublasLt", "cublaslt.c", "cublasLt", status=15),
-    StandIn("cudnn", "cudnn.c", "cudnn", status=3000),
-    StandIn("nccl", "nccl.c", "p?nccl", status=5),
-    StandIn("cusparse", None, "cusparse", status=10),
-    StandIn("cusolver", "cusolver.c", "cusolver", status=9),
-    StandIn("cufft", "cufft.c", "cufft", status=16),
-    StandIn("curand", None, "curand", status=203),
+    _StandIn("cudart", "cudart.c", r"(__)?cuda[A-Z]"),
+    _StandIn("cublas", "cublas.c", "cublas", status=15),
+    _StandIn("cublasLt", "cublaslt.c", "cublasLt", status=15),
+    _StandIn("cudnn", "cudnn.c", "cudnn", status=3000),
+    _StandIn("nccl", "nccl.c", "p?nccl", status=5),
+    _StandIn("cusparse", None, "cusparse", status=10),
+    _StandIn("cusolver", "cusolver.c", "cusolver", status=9),
+    _StandIn("cufft", "cufft.c", "cufft", status=16),
+    _StandIn("curand", None, "curand", status=203),
 )
 _HARMLESS = re.compile(r"Create|Destroy|Set|Get(Version|Property|Stream)")
 """Functions that succeed even in libraries that are not emulated, such as handle creation."""
@@ -180,7 +180,7 @@ _HARMLESS = re.compile(r"Create|Destroy|Set|Get(Version|Property|Stream)")
 class _Real:
     """An NVIDIA library that a stand-in is built for."""
 
-    stand_in: StandIn
+    stand_in: _StandIn
     path: Path
 
     @property

@@ -25,7 +25,7 @@ from tuner.emulator.step_time import EmulatedStepTime
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeLoops:
+class _DecodeLoops:
     """`times` decode loops of `tokens` tokens, of which `run` ran; the others repeat them.
 
     The number of tokens is the longest that was asked for: ends by a special token are unknown.
@@ -39,7 +39,7 @@ class DecodeLoops:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredEngine:
+class _DeclaredEngine:
     """vLLM, which is not emulated: memory as declared, and no time.
 
     In the mode "colocate" it takes `bytes`, a `share` of the device's memory (TRL's
@@ -53,18 +53,20 @@ class DeclaredEngine:
     sleeps: bool
 
 
-def decode_loops(events: Iterable[Mapping[str, Any]]) -> tuple[DecodeLoops, ...]:
+def decode_loops(events: Iterable[Mapping[str, Any]]) -> tuple[_DecodeLoops, ...]:
     """The decode loops of the first rank that were extrapolated, the longest first."""
     ended = [one for one in events if one["event"] == "decoding" and one["rank"] == "0"]
     times = Counter((one["tokens"], one["run"], one["is_steady"]) for one in ended)
-    return tuple(DecodeLoops(*loop, number) for loop, number in sorted(times.items(), reverse=True))
+    return tuple(
+        _DecodeLoops(*loop, number) for loop, number in sorted(times.items(), reverse=True)
+    )
 
 
-def declared_engine(events: Iterable[Mapping[str, Any]]) -> DeclaredEngine | None:
+def declared_engine(events: Iterable[Mapping[str, Any]]) -> _DeclaredEngine | None:
     """The engine that generates for the first rank."""
-    names = [field.name for field in dataclasses.fields(DeclaredEngine)]
+    names = [field.name for field in dataclasses.fields(_DeclaredEngine)]
     started = (one for one in events if one["event"] == "engine" and one["rank"] == "0")
-    return next((DeclaredEngine(**{name: one[name] for name in names}) for one in started), None)
+    return next((_DeclaredEngine(**{name: one[name] for name in names}) for one in started), None)
 
 
 STEPS = 3
@@ -317,9 +319,9 @@ class Emulation:
     """The loss or layer that takes all samples of a micro-batch together; empty for none."""
     steps_by: str = ""
     """The sign by which steps were counted; empty for updates of optimizers."""
-    decoding: tuple[DecodeLoops, ...] = ()
+    decoding: tuple[_DecodeLoops, ...] = ()
     """The decode loops of the first rank that were extrapolated, the longest first."""
-    engine: DeclaredEngine | None = None
+    engine: _DeclaredEngine | None = None
     """The engine that generates in place of the program; None if there is none."""
 
     @property

@@ -104,7 +104,7 @@ def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Multiprocessor:
+class _Multiprocessor:
     """The limits of one multiprocessor of a compute capability."""
 
     shared_kib: int
@@ -117,17 +117,17 @@ class Multiprocessor:
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and "Throughput of
 # Native Arithmetic Instructions" (fp32 multiply-adds a clock and multiprocessor).
 MULTIPROCESSORS = {
-    (7, 0): Multiprocessor(96, 96, 2048, 32, 64),
-    (7, 5): Multiprocessor(64, 64, 1024, 16, 64),
-    (8, 0): Multiprocessor(164, 163, 2048, 32, 64),
-    (8, 6): Multiprocessor(100, 99, 1536, 16, 128),
-    (8, 7): Multiprocessor(164, 163, 1536, 16, 128),
-    (8, 9): Multiprocessor(100, 99, 1536, 24, 128),
-    (9, 0): Multiprocessor(228, 227, 2048, 32, 128),
-    (10, 0): Multiprocessor(228, 227, 2048, 32, 128),
-    (10, 3): Multiprocessor(228, 227, 2048, 32, 128),
-    (12, 0): Multiprocessor(100, 99, 1536, 24, 128),
-    (12, 1): Multiprocessor(100, 99, 1536, 24, 128),
+    (7, 0): _Multiprocessor(96, 96, 2048, 32, 64),
+    (7, 5): _Multiprocessor(64, 64, 1024, 16, 64),
+    (8, 0): _Multiprocessor(164, 163, 2048, 32, 64),
+    (8, 6): _Multiprocessor(100, 99, 1536, 16, 128),
+    (8, 7): _Multiprocessor(164, 163, 1536, 16, 128),
+    (8, 9): _Multiprocessor(100, 99, 1536, 24, 128),
+    (9, 0): _Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 0): _Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 3): _Multiprocessor(228, 227, 2048, 32, 128),
+    (12, 0): _Multiprocessor(100, 99, 1536, 24, 128),
+    (12, 1): _Multiprocessor(100, 99, 1536, 24, 128),
 }
 
 BUS_BITS = 512
@@ -135,7 +135,7 @@ BUS_BITS = 512
 catalogue has only the bandwidth."""
 
 
-def multiprocessor_of(gpu: Gpu) -> Multiprocessor:
+def multiprocessor_of(gpu: Gpu) -> _Multiprocessor:
     """The multiprocessor of a GPU type. Raises `InputError` for an unknown compute capability."""
     found = MULTIPROCESSORS.get(gpu.compute_capability)
     if found is None:

@@ -136,7 +136,7 @@ def read_lengths(path: Path | str, length_column: str | None) -> TokenLengths:
     file, line and reason of every malformed line (up to `MAX_PROBLEMS`).
     """
     path = Path(path)
-    problems = LineProblems(path)
+    problems = _LineProblems(path)
     found = records(path, problems)
     first = next(found, None)
     if first is None:
@@ -155,7 +155,7 @@ def read_lengths(path: Path | str, length_column: str | None) -> TokenLengths:
 
 
 def _read_column(
-    numbered: Iterator[tuple[int, Mapping[str, Any]]], column: str, problems: LineProblems
+    numbered: Iterator[tuple[int, Mapping[str, Any]]], column: str, problems: _LineProblems
 ) -> Counter[int]:
     counts: Counter[int] = Counter()
     for line, record in numbered:
@@ -196,7 +196,7 @@ _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 
 
-class LineProblems:
+class _LineProblems:
     """Collects what is wrong with the lines of a file, and raises it all together."""
 
     def __init__(self, path: Path) -> None:
@@ -222,7 +222,7 @@ class LineProblems:
             )
 
 
-def records(path: Path, problems: LineProblems) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def records(path: Path, problems: _LineProblems) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The line number (from 1) and the object of each line; blank lines are passed over.
 
     A malformed line is noted in `problems` and left out. Raises `InputError` when the file
@@ -239,7 +239,7 @@ def records(path: Path, problems: LineProblems) -> Iterator[tuple[int, Mapping[s
         raise InputError(f"data file {str(path)!r} cannot be read: {reason}") from error
 
 
-def _lines(file: IO[bytes], problems: LineProblems) -> Iterator[tuple[int, bytes]]:
+def _lines(file: IO[bytes], problems: _LineProblems) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -257,7 +257,7 @@ def _lines(file: IO[bytes], problems: LineProblems) -> Iterator[tuple[int, bytes
             yield number, line
 
 
-def _parse(line: bytes, number: int, problems: LineProblems) -> Mapping[str, Any] | None:
+def _parse(line: bytes, number: int, problems: _LineProblems) -> Mapping[str, Any] | None:
     """The object on a line, or None after noting what is wrong with it."""
     try:
         record = json.loads(line.decode())

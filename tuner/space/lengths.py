@@ -67,7 +67,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
+class _Truncation:
     """The loss by cutting examples at a length: shares in [0, 1]."""
 
     share_examples: Bounds
@@ -75,7 +75,7 @@ class Truncation:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShape:
+class _BatchShape:
     """The padded shape of a micro-batch, and how much of it is padding.
 
     Lengths in tokens. `expected_length` is the mean over batches and `worst_length` the
@@ -181,7 +181,7 @@ class TokenLengths:
         """Tokens of all examples; None where their number is not known."""
         return None if self.examples is None else self.examples * self.mean
 
-    def truncation(self, max_length: int) -> Truncation:
+    def truncation(self, max_length: int) -> _Truncation:
         """The loss by cutting every example at `max_length` tokens.
 
         Examples: 1 - F(T) at T = max_length. Tokens: 1 - E[min(X, T)] / E[X]. From mean m and
@@ -191,15 +191,15 @@ class TokenLengths:
         """
         _check_positive(max_length=max_length)
         if max_length >= self.max:
-            return Truncation(Bounds.exactly(0.0), Bounds.exactly(0.0))
+            return _Truncation(Bounds.exactly(0.0), Bounds.exactly(0.0))
         kept = self.kept_tokens(max_length)
         # The division may leave a rounding error on the wrong side of 0.
         lost = Bounds(*(max(0.0, 1 - tokens / self.mean) for tokens in (kept.high, kept.low)))
         if self.known:
-            return Truncation(Bounds.exactly(1 - self.share_up_to(max_length)), lost)
+            return _Truncation(Bounds.exactly(1 - self.share_up_to(max_length)), lost)
         least = max(0.0, (self.mean - max_length) / (self.max - max_length))
         most = min(1.0, self.mean / (max_length + 1))
-        return Truncation(Bounds(min(least, most), most), lost)
+        return _Truncation(Bounds(min(least, most), most), lost)
 
     def kept_tokens(self, max_length: int) -> Bounds:
         """E[min(X, T)]: tokens of an example that are left when all are cut at T = max_length.
@@ -215,7 +215,7 @@ class TokenLengths:
         most = min(self.mean, float(max_length))
         return Bounds(min(self.mean * max_length / self.max, most), most)
 
-    def batch(self, micro_batch: int, max_length: int, padding: str = "longest") -> BatchShape:
+    def batch(self, micro_batch: int, max_length: int, padding: str = "longest") -> _BatchShape:
         """The shape of micro-batches of `micro_batch` rows at most `max_length` long.
 
         `padding` is one of `PADDING_MODES`. Examples are taken to be drawn independently;
@@ -238,7 +238,7 @@ class TokenLengths:
             return _fixed_length(max_length, Bounds.exactly(0.0), mean, per_row)
         raise unknown("padding", padding, PADDING_MODES)
 
-    def _padded_to_longest(self, micro_batch: int, max_length: int) -> BatchShape:
+    def _padded_to_longest(self, micro_batch: int, max_length: int) -> _BatchShape:
         """Rows padded to the longest of their batch: E[max] = integral of 1 - F^m up to T.
 
         With the distribution unknown and v = E[min(X, T)], T' = min(T, M): E[max] is least
@@ -259,7 +259,7 @@ class TokenLengths:
             expected = Bounds(kept.low, max(worst * high, kept.low))
             filled = kept.low / worst
             share = Bounds(0.0, max(0.0, 1 - filled / _reach(filled, micro_batch)))
-        return BatchShape(expected, worst, share, kept, Bounds.exactly(1.0))
+        return _BatchShape(expected, worst, share, kept, Bounds.exactly(1.0))
 
     def steps_per_epoch(
         self, effective_batch: int, max_length: int, padding: str = "longest"
@@ -322,8 +322,8 @@ def _reach(share: float, draws: int) -> float:
     return 1.0 if share >= 1 else -math.expm1(draws * math.log1p(-share))
 
 
-def _fixed_length(length: int, padding: Bounds, tokens: Bounds, per_row: Bounds) -> BatchShape:
-    return BatchShape(Bounds.exactly(float(length)), length, padding, tokens, per_row)
+def _fixed_length(length: int, padding: Bounds, tokens: Bounds, per_row: Bounds) -> _BatchShape:
+    return _BatchShape(Bounds.exactly(float(length)), length, padding, tokens, per_row)
 
 
 def _check_positive(**sizes: int) -> None:

@@ -197,7 +197,7 @@ LAST_LINES_S = 0.5
 _LAST_LOG_CHARS = 3000
 
 
-class CommandTrial:
+class _CommandTrial:
     """Runs the job's command; see `TrialBody`."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
@@ -245,7 +245,7 @@ class CommandTrial:
         )
 
 
-COMMAND_TRIAL = CommandTrial()
+COMMAND_TRIAL = _CommandTrial()
 
 
 class NoStepsError(Exception):

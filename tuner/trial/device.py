@@ -226,7 +226,7 @@ class _CudaMeter:
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
-class HostMeter:
+class _HostMeter:
     """Resident memory of this process beyond what it held when the meter was made.
 
     The kernel keeps the peak (VmHWM) and resets it on request (proc(5), clear_refs).
@@ -278,8 +278,8 @@ class RealEnvironment:
         self._on_phase = on_phase
         self.on_enter: Callable[[Phase, int], None] | None = None
         self._torch_device = parse_device(device)
-        self.meter: _CudaMeter | HostMeter = (
-            _CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else HostMeter()
+        self.meter: _CudaMeter | _HostMeter = (
+            _CudaMeter(self._torch_device) if self._torch_device.type == "cuda" else _HostMeter()
         )
         self.phase: Phase | None = None
         self.phase_peak_bytes: dict[Phase, int] = {}
@@ -385,7 +385,7 @@ def limit_memory(device: str, limit_bytes: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class _DeviceMemory:
     """Bytes on the device now: as counted by the driver, and beyond PyTorch's own.
 
     `context_bytes` is None if the driver gives no numbers.
@@ -404,7 +404,7 @@ class _Footprint:
         self._index = device.index or 0
         self._before = device_use(self._index)
 
-    def read(self) -> DeviceMemory:
+    def read(self) -> _DeviceMemory:
         """The driver's memory numbers now.
 
         In a container the driver may not tell processes apart. Then the increase in the device's
@@ -412,11 +412,11 @@ class _Footprint:
         """
         use = device_use(self._index)
         if use is None:
-            return DeviceMemory(None, None, None)
+            return _DeviceMemory(None, None, None)
         own = self._own_bytes(use)
         reserved = torch.cuda.memory_reserved(self._device)
         context = None if own is None else max(0, own - reserved)
-        return DeviceMemory(use.process_bytes, use.used_bytes, context)
+        return _DeviceMemory(use.process_bytes, use.used_bytes, context)
 
     def _own_bytes(self, use: DeviceUse) -> int | None:
         if use.process_bytes is not None:
@@ -493,12 +493,12 @@ class ProcessDevice:
                 )
             limit_memory(options.device, options.memory_limit_bytes - context)
 
-    def memory(self, environment: RealEnvironment) -> tuple[Memory, DeviceMemory]:
+    def memory(self, environment: RealEnvironment) -> tuple[Memory, _DeviceMemory]:
         """Peaks of all steps so far, and the driver's numbers now."""
         peaks = peaks_of(environment)
         reserved = peaks["peak_reserved_bytes"]
         phases = peaks["phase_peak_bytes"]
-        known = self._footprint.read() if self._footprint else DeviceMemory(None, None, None)
+        known = self._footprint.read() if self._footprint else _DeviceMemory(None, None, None)
         context = self._context_bytes(known) if self._footprint else 0
         memory = Memory(
             peak_allocated_bytes=peaks["peak_allocated_bytes"],
@@ -520,7 +520,7 @@ class ProcessDevice:
         """The number of times the allocator freed its cached blocks; None on the processor."""
         return alloc_retries(self._device)
 
-    def _context_bytes(self, known: DeviceMemory | None = None) -> int:
+    def _context_bytes(self, known: _DeviceMemory | None = None) -> int:
         assert self._footprint is not None
         known = known or self._footprint.read()
         if known.context_bytes is not None:

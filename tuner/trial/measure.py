@@ -43,7 +43,7 @@ EVALUATION_BATCHES = 2
 """Two batches, because the second starts with the cache left by the first."""
 
 
-class RecordedCall:
+class _RecordedCall:
     """Records a session's call of its model, so that an evaluation can repeat it.
 
     A session offers training steps only; the evaluation uses inputs of the same form.
@@ -137,7 +137,7 @@ def save_checkpoint(session: TrainingSession) -> int:
 
 
 def evaluate_and_save(
-    session: TrainingSession, call: RecordedCall, environment: RealEnvironment
+    session: TrainingSession, call: _RecordedCall, environment: RealEnvironment
 ) -> tuple[int | None, int]:
     """Evaluate, save, and take one more step; returns the peak allocated bytes and those saved.
 
@@ -348,7 +348,7 @@ def _train(
 ) -> _Ran:
     """Warm up, time steps, and verify if requested."""
     verifies = plan.options.instructions.verify
-    call = RecordedCall(session, environment) if verifies else None
+    call = _RecordedCall(session, environment) if verifies else None
     rank = environment.rank
     rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
     stepper = Stepper(session, environment, plan.micro_steps)

@@ -17,7 +17,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class LeafKernel:
+class _LeafKernel:
     """One kernel: class of work, FLOPs, shape as in `Work`, workspace, bytes beside in/out."""
 
     kind: str
@@ -29,7 +29,7 @@ class LeafKernel:
     """Fused attention was given a dense mask, which makes it slower."""
 
 
-LeafRule = Callable[[Any, tuple[Any, ...], Any], LeafKernel]
+LeafRule = Callable[[Any, tuple[Any, ...], Any], _LeafKernel]
 """The kernel of an operator with these arguments and results."""
 
 
@@ -86,11 +86,11 @@ def fused_attention(
     `mask_at` are the places of others. `workspace` are bytes beside inputs and outputs.
     """
 
-    def rule(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    def rule(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
         query, key, value = args[backward : backward + 3]
         causal = bool(args[causal_at]) if len(args) > causal_at else False
         flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-        return LeafKernel(
+        return _LeafKernel(
             "attention",
             # Backward takes five products instead of two: S and P again, dV, dP, dQ, dK.
             flops=flops * 5 // 2 if backward else flops,
@@ -135,7 +135,7 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, .
 
 def attention_by_name(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> LeafKernel | None:
+) -> _LeafKernel | None:
     """The kernel of an operator of fused attention that has no entry; None for all others.
 
     Backward takes five products instead of two. Blocks that a causal mask or a window hides are
@@ -162,7 +162,7 @@ def attention_by_name(
         query.shape[-1],
     )
     bias = _first(given, ("attn_bias", "bias", "attn_mask"))
-    return LeafKernel(
+    return _LeafKernel(
         "attention",
         flops=int(flops * 5 / 2 if is_backward else flops),
         shape=shape,
@@ -226,29 +226,29 @@ def safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = Non
     return torch.where(masked_rows, zero, weights)
 
 
-def _softmax_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _softmax_backward(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Softmax backward first multiplies gradient and output into a buffer of its own.
 
     aten SoftMax.cu, softmax_backward_cuda_out; log_softmax has no such buffer.
     """
     gradient = args[0]
-    return LeafKernel("elementwise", workspace_bytes=(gradient.numel() * gradient.element_size(),))
+    return _LeafKernel("elementwise", workspace_bytes=(gradient.numel() * gradient.element_size(),))
 
 
-def _scaled_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _scaled_mm(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """A product of 8-bit floats with scales."""
     (m, k), n = args[0].shape, args[1].shape[-1]
-    return LeafKernel("matmul", flops=2 * m * n * k, shape=(1, m, n, k))
+    return _LeafKernel("matmul", flops=2 * m * n * k, shape=(1, m, n, k))
 
 
-def _linear(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _linear(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """`linear` where it reaches the device whole: without autograd it is not taken apart."""
     n, k = args[1].shape
     rows = math.prod(args[0].shape[:-1])
-    return LeafKernel("matmul", flops=2 * rows * n * k, shape=(1, rows, n, k))
+    return _LeafKernel("matmul", flops=2 * rows * n * k, shape=(1, rows, n, k))
 
 
-def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """`matmul` where it reaches the device whole, as `linear`."""
     left, right = args[:2]
     k = left.shape[-1]
@@ -256,10 +256,10 @@ def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     rows = out.numel() // n
     shared = right.dim() <= 2  # one right factor for all rows: one product
     m = rows if shared else left.shape[-2] if left.dim() > 1 else 1
-    return LeafKernel("matmul", flops=2 * rows * n * k, shape=(rows // m, m, n, k))
+    return _LeafKernel("matmul", flops=2 * rows * n * k, shape=(rows // m, m, n, k))
 
 
-def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Products of one expert each, with `offs` where each expert's rows end.
 
     Every row meets one expert: [T, K] x [E, K, N] computes T rows. [M, T] x [T, N] sums over
@@ -268,10 +268,10 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     left, right = args[:2]
     m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     batch = left.shape[0] if left.dim() == 3 and right.dim() == 3 else 1
-    return LeafKernel("matmul", flops=2 * batch * m * n * k, shape=(batch, m, n, k))
+    return _LeafKernel("matmul", flops=2 * batch * m * n * k, shape=(batch, m, n, k))
 
 
-def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Recurrent layers of cuDNN: each weight meets the rows of all steps, one step after another.
 
     A backward pass has two products for each. Waits between the steps are not in it.
@@ -282,7 +282,7 @@ def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     flops = products * 2 * count * sum(one.numel() for one in weights if one.dim() == 2)
     batch, hidden = state.shape[-2:]
     steps = max(1, count // batch)
-    return LeafKernel("matmul", flops=flops, shape=(steps, batch, weights[0].shape[0], hidden))
+    return _LeafKernel("matmul", flops=flops, shape=(steps, batch, weights[0].shape[0], hidden))
 
 
 def _overloads(names: tuple[str, ...], rule: LeafRule) -> dict[Any, LeafRule]:
@@ -391,15 +391,15 @@ def _int8_scaled_mm(
     return result
 
 
-def dequantize(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def dequantize(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Unpacks weights, or scales products of integers: memory traffic of a kind of its own."""
-    return LeafKernel("dequantise")
+    return _LeafKernel("dequantise")
 
 
-def _int8_linear_matmul(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _int8_linear_matmul(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     rows, columns = math.prod(args[0].shape[:-1]), args[1].shape[0]
     inner = args[0].shape[-1]
-    return LeafKernel(
+    return _LeafKernel(
         "matmul", flops=2 * rows * columns * inner, shape=(1, rows, columns, inner), dtype="int8"
     )
 

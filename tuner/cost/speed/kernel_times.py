@@ -1,6 +1,6 @@
 """Kernel times on a GPU that was measured.
 
-`MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
+`_MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
 a data sheet: the seconds of kernels, and the cost of launching one.
 """
 
@@ -34,7 +34,7 @@ _CHUNK = 1 << 14
 """Places that are interpolated at a time: bounds the memory of their distances."""
 
 
-class MeasuredKernelTimes:
+class _MeasuredKernelTimes:
     """`KernelTimes` from a device profile.
 
     A product's time is its roofline bound at the best measured rates, divided by the share of
@@ -210,4 +210,4 @@ def on_measured_device(
         return gpu, Roofline(), CATALOGUE
     if profile.context_bytes is not None:
         gpu = replace(gpu, context_bytes=profile.context_bytes)
-    return gpu, MeasuredKernelTimes(profile), METHOD
+    return gpu, _MeasuredKernelTimes(profile), METHOD

@@ -286,13 +286,13 @@ def time_launch(watch: Stopwatch) -> Timing:
         layers(x).sum().backward()
 
     step()
-    with OperatorCount() as counter:
+    with _OperatorCount() as counter:
         step()
     timing = watch.host_time(step, samples=15)
     return Timing(timing.typical_s / counter.operators, timing.spread)
 
 
-class OperatorCount(TorchDispatchMode):
+class _OperatorCount(TorchDispatchMode):
     """Counts operators that launch a kernel: views and allocations do not."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ _TOKENS = 64
 """Different made-up tokens."""
 
 
-class Engines:
+class _Engines:
     """The engines of this process, which generate in a context of `phase`."""
 
     def __init__(self, phase: Callable[[], AbstractContextManager[None]]) -> None:
@@ -133,7 +133,7 @@ PERIODS = (1, 2, 4, 8, 16)
 _COMPARED = 8
 """At least the last tokens that are compared with those before."""
 
-Block = tuple[int, int]
+_Block = tuple[int, int]
 """A block of memory: the number of the token that asked for it, and that of the request."""
 
 Mark = tuple[int, int]
@@ -152,14 +152,14 @@ class Request(NamedTuple):
     """Bytes by which the request is larger one period later."""
 
 
-class Pattern:
+class _Pattern:
     """The requests of `period` tokens, which repeat; `live` are the blocks alive after them."""
 
     def __init__(
         self,
         rounds: Sequence[Sequence[Request]],
         period: int,
-        live: Mapping[Block, Entry],
+        live: Mapping[_Block, Entry],
     ) -> None:
         self.period, self.live = period, live
         self._seen = len(rounds)
@@ -181,7 +181,7 @@ class Pattern:
         """The bytes by which a block is larger one period later."""
         return self._request(step, index).grows
 
-    def after(self, number: int) -> dict[Block, Entry]:
+    def after(self, number: int) -> dict[_Block, Entry]:
         """The entries of the blocks that are alive `number` tokens later, but for addresses."""
         times = number // self.period
         return {
@@ -192,7 +192,7 @@ class Pattern:
             for (step, index), entry in self.live.items()
         }
 
-    def replay(self, blocks: dict[Block, Any], number: int, new: Callable[[int], Any]) -> None:
+    def replay(self, blocks: dict[_Block, Any], number: int, new: Callable[[int], Any]) -> None:
         """Make the requests of `number` tokens with `new`; `blocks` are those that are alive."""
         for step in range(self._seen, self._seen + number):
             times = 1 + (step - self._seen) // self.period
@@ -209,7 +209,7 @@ class Pattern:
         return [one for one in requests if one.size][index]
 
 
-def find_pattern(entries: Sequence[Entry], marks: Sequence[Mark]) -> Pattern | None:
+def find_pattern(entries: Sequence[Entry], marks: Sequence[Mark]) -> _Pattern | None:
     """The pattern of the tokens between `marks`, from the allocator's history; None without one.
 
     The first token is not looked at: it follows the prompt.
@@ -226,17 +226,17 @@ def find_pattern(entries: Sequence[Entry], marks: Sequence[Mark]) -> Pattern | N
             if any(1 + period < step < first for step, _ in live):
                 return None  # it keeps something of each token
             kept = {block: entry for block, entry in live.items() if block[0] >= first}
-            return Pattern(pattern, period, kept)
+            return _Pattern(pattern, period, kept)
     return None
 
 
 def _rounds(
     entries: Sequence[Entry], marks: Sequence[Mark]
-) -> tuple[list[list[Request]], dict[Block, Entry]] | None:
+) -> tuple[list[list[Request]], dict[_Block, Entry]] | None:
     """The requests of each token, and the blocks that are alive at the end."""
     rounds: list[list[Request]] = [[] for _ in marks[1:]]
-    at: dict[int, Block] = {}
-    live: dict[Block, Entry] = {}
+    at: dict[int, _Block] = {}
+    live: dict[_Block, Entry] = {}
     asked, freed = marks[0]
     step = index = 0
     for entry in entries:
@@ -341,7 +341,7 @@ class Decoding:
         for module in GENERATES:
             when_imported(module, self._follow_calls)
         when_imported("transformers.generation.utils", self._follow_loops)
-        when_imported("trl.generation.vllm_generation", Engines(self._phase).follow)
+        when_imported("trl.generation.vllm_generation", _Engines(self._phase).follow)
 
     def _follow_calls(self, module: Any) -> None:
         owner_name, name = GENERATES[module.__name__]
@@ -455,7 +455,7 @@ class _Loop:
         self._marks.append(_mark(self._device))
         tries = (TRY_KNOWN_AFTER, *TRY_AFTER) if self._known else TRY_AFTER
         if self._seen + _BACK in tries:
-            self._counters = {(id(o), name): n for o, name, n in Held(values).counters()}
+            self._counters = {(id(o), name): n for o, name, n in _Held(values).counters()}
         if self._seen not in tries:
             return
         traces = self._memory.drain()
@@ -468,11 +468,11 @@ class _Loop:
             return
         self._known.add(pattern.repeated)
         self._is_watched = False
-        held = Held(values)
+        held = _Held(values)
         if held.has_all(pattern.live):
             self._jump(pattern, held, left)
 
-    def _jump(self, pattern: Pattern, held: Held, left: int) -> None:
+    def _jump(self, pattern: _Pattern, held: _Held, left: int) -> None:
         least = max(LAST, pattern.period)
         most = min(left - least, held.most)
         number = most // pattern.period * pattern.period
@@ -560,7 +560,7 @@ def _new_block(device: int) -> Callable[[int], torch.Tensor]:
     return new
 
 
-class Held:
+class _Held:
     """The tensors and counters that a loop holds in its variables."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -595,7 +595,7 @@ class Held:
             for one in vars(value).values():
                 self._search(one, depth - 1)
 
-    def has_all(self, live: Mapping[Block, dict[str, Any]]) -> bool:
+    def has_all(self, live: Mapping[_Block, dict[str, Any]]) -> bool:
         """True if each block is that of tensors which can be given another one."""
         return all(entry["addr"] in self._tensors for entry in live.values())
 
@@ -619,10 +619,10 @@ class Held:
             else:
                 setattr(one, name, value + number)
 
-    def let_go(self, live: Mapping[Block, dict[str, Any]]) -> dict[Block, Any]:
+    def let_go(self, live: Mapping[_Block, dict[str, Any]]) -> dict[_Block, Any]:
         """Take the blocks from their tensors, and return what alone keeps them."""
-        found: dict[Block, Any] = {}
-        self._before: dict[Block, list[tuple[torch.Tensor, _Layout]]] = {}
+        found: dict[_Block, Any] = {}
+        self._before: dict[_Block, list[tuple[torch.Tensor, _Layout]]] = {}
         for block, entry in live.items():
             tensors = self._tensors[entry["addr"]]
             found[block] = tensors[0].untyped_storage()
@@ -633,7 +633,9 @@ class Held:
         self._tensors.clear()
         return found
 
-    def take_up(self, blocks: Mapping[Block, torch.Tensor], number: int, pattern: Pattern) -> None:
+    def take_up(
+        self, blocks: Mapping[_Block, torch.Tensor], number: int, pattern: _Pattern
+    ) -> None:
         """Give the tensors their blocks after `number` tokens."""
         for (step, index), tensors in self._before.items():
             storage = blocks[step + number, index].untyped_storage()

@@ -94,7 +94,7 @@ def _replace(module: ModuleType) -> None:
 
 def _reader(real: Any) -> type:
     class safe_open:  # noqa: N801 - the name that it has in safetensors
-        """Opens a file with safetensors, or as a `HollowFile` if it is hollow."""
+        """Opens a file with safetensors, or as a `_HollowFile` if it is hollow."""
 
         def __new__(cls, filename: Any, framework: str, *args: Any, **kwargs: Any) -> Any:
             """The opened file `filename`."""
@@ -102,7 +102,7 @@ def _reader(real: Any) -> type:
             if found is None:
                 return real(filename, framework, *args, **kwargs)
             device = args[0] if args else kwargs.get("device", "cpu")
-            return HollowFile(*found, device)
+            return _HollowFile(*found, device)
 
     return safe_open
 
@@ -116,7 +116,7 @@ def _header(filename: Any) -> tuple[dict[str, Any], int] | None:
     return (fields, start) if says_hollow(fields) else None
 
 
-class HollowFile:
+class _HollowFile:
     """A hollow file, with the interface of safetensors' `safe_open`."""
 
     def __init__(self, fields: dict[str, Any], start: int, device: Any) -> None:
@@ -126,7 +126,7 @@ class HollowFile:
         end = max((field["data_offsets"][1] for field in fields.values()), default=0)
         self._memory: mmap.mmap | None = _untouched(max(end, 1))
 
-    def __enter__(self) -> HollowFile:
+    def __enter__(self) -> _HollowFile:
         """The file itself."""
         return self
 
@@ -163,9 +163,9 @@ class HollowFile:
         """All tensors by name."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
-    def get_slice(self, name: str) -> HollowSlice:
+    def get_slice(self, name: str) -> _HollowSlice:
         """A tensor that is created when it is indexed."""
-        return HollowSlice(self, name, self._field(name))
+        return _HollowSlice(self, name, self._field(name))
 
     def _opened(self) -> mmap.mmap:
         if self._memory is None:
@@ -184,10 +184,10 @@ class HollowFile:
         return _over(self._opened(), field["data_offsets"][0], field["shape"], field["dtype"])
 
 
-class HollowSlice:
+class _HollowSlice:
     """A tensor of a hollow file, with the interface of safetensors' `get_slice`."""
 
-    def __init__(self, file: HollowFile, name: str, field: dict[str, Any]) -> None:
+    def __init__(self, file: _HollowFile, name: str, field: dict[str, Any]) -> None:
         self._file, self._name, self._field = file, name, field
 
     def get_shape(self) -> list[int]:

@@ -62,7 +62,7 @@ RETURNED = ast.Name("return")
 
 
 @dataclass(eq=False)
-class Ramp:
+class _Ramp:
     """An expression of a counter, in a function, that is a size, or rows of a list.
 
     `most` is the largest size that was seen, and `names` are its other values then. `seen` are the
@@ -111,17 +111,17 @@ class Ramp:
         return None if self.is_rows and isinstance(found, int) else size_of(found)
 
 
-class Ramps:
+class _Ramps:
     """The ramps of one file of the program."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def of(self, function: ast.AST) -> list[Ramp]:
+    def of(self, function: ast.AST) -> list[_Ramp]:
         """The ramps in a function."""
         return self._found.get(function, [])
 
-    def see(self, ramp: Ramp, names: Mapping[str, Any], line: int, *, is_cut: bool) -> None:
+    def see(self, ramp: _Ramp, names: Mapping[str, Any], line: int, *, is_cut: bool) -> None:
         """Note the size of a ramp at the end of a step, in `line` of its function."""
         value = value_of(ramp.atom, names)
         if isinstance(value, int):
@@ -129,7 +129,7 @@ class Ramps:
             value += self._source.shift(ramp.node, ramp.atom, line)
             ramp.see(value, names, is_cut=is_cut)
 
-    def look_back(self, ramp: Ramp, done: int) -> None:
+    def look_back(self, ramp: _Ramp, done: int) -> None:
         """Note the sizes of a ramp in a function that no step ended in."""
         ramp.values = self._source.values(ramp.node, ramp.atom, self._source.globals)
         for value in range(done + 1):
@@ -149,13 +149,13 @@ class Ramps:
         return (one.node.lineno for one in self.all if one.grows(steps_left))
 
     @cached_property
-    def all(self) -> list[Ramp]:
+    def all(self) -> list[_Ramp]:
         """The ramps of all functions."""
         return [one for found in self._found.values() for one in found]
 
     @cached_property
-    def _found(self) -> Mapping[ast.AST, list[Ramp]]:
-        found: dict[ast.AST, list[Ramp]] = defaultdict(list)
+    def _found(self) -> Mapping[ast.AST, list[_Ramp]]:
+        found: dict[ast.AST, list[_Ramp]] = defaultdict(list)
         for function in self._source.bodies:
             sizes = {*self._sizes(function)}
             for node in {*sizes, *self._rows(function)}:
@@ -171,7 +171,7 @@ class Ramps:
                 code = compile(expression, "<size>", "eval")
                 atom = counting.atoms["__0"]
                 is_counted = ast.unparse(atom) in self._source.counters(function)
-                ramp = Ramp(node, function, atom, code, node not in sizes, is_counted)
+                ramp = _Ramp(node, function, atom, code, node not in sizes, is_counted)
                 found[function].append(ramp)
         return found
 
@@ -244,7 +244,7 @@ class Horizon:
 
     def __init__(self) -> None:
         self._sources: dict[str, Source | None] = {}
-        self._ramps: dict[str, Ramps] = {}
+        self._ramps: dict[str, _Ramps] = {}
         self._boundaries: set[Place] = set()
         self._on_stack: set[ast.AST] = set()
         self.steps_left: int | None = None
@@ -287,7 +287,7 @@ class Horizon:
                     before = {*test.taken}
                     _note(test, names, source, line, is_cut=bool(self._cut))
                     self._have_again(test, test.taken - before, source)
-            ramps = self._ramps.setdefault(source.name, Ramps(source))
+            ramps = self._ramps.setdefault(source.name, _Ramps(source))
             for ramp in ramps.of(function):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
                     ramps.see(ramp, names, line, is_cut=bool(self._cut))
@@ -426,7 +426,7 @@ class Horizon:
                 if test.taken:  # in the loop
                     found += [(source.name, line) for line in source.left_by(test, ran)]
                     found += [(source.name, test.node.lineno)] * source.keeps(test, ran)
-            ramps = self._ramps.setdefault(source.name, Ramps(source))
+            ramps = self._ramps.setdefault(source.name, _Ramps(source))
             for ramp in ramps.all:
                 if ramp.function not in self._on_stack and source.is_used(ramp.function):
                     ramps.look_back(ramp, done)

@@ -2,8 +2,8 @@
 
 Unknown floats are treated as noise around 0, all different (settling.py compares them). A few
 floats computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator
-would choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts get
-equal loads.
+would choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts
+get equal loads.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ Function = tuple[str, str]
 """A file and a function in it."""
 
 
-class Refusals:
+class _Refusals:
     """The refused requests of this process, in their order.
 
     `place_of` names the library's and the program's line of an entry.
@@ -190,7 +190,7 @@ class MemoryWatch:
 
         They are known with the result.
         """
-        self.refusals = Refusals(self._place_of)
+        self.refusals = _Refusals(self._place_of)
         self.recovered: list[int] = []
         """The numbers of refused requests that were met later; known with the result."""
 

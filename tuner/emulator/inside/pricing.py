@@ -76,7 +76,7 @@ def has_own_rules(func: Any) -> bool:
     return func.namespace in _OWN_RULES
 
 
-class Describer:
+class _Describer:
     """Turns calls into works, by the same rules as a trace."""
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ class Pricer:
         if repeats is not None:
             repeats.restart()
         self._prices = Prices(gpu, allow_tf32=_allows_tf32())
-        self._describer = Describer()
+        self._describer = _Describer()
         self._functions: dict[int, Function] = {}
         """By the address of an operator: its hash is a Python function, and slow."""
         self._known: dict[Any, Price] = {}

@@ -81,8 +81,8 @@ def _replace(module: ModuleType, settling: Settling) -> None:
 
 
 @guarded("a graph that torch.compile compiles")
-def _graph_of(gm: Any, settling: Settling) -> CompiledGraph:
-    return CompiledGraph(gm, settling)
+def _graph_of(gm: Any, settling: Settling) -> _CompiledGraph:
+    return _CompiledGraph(gm, settling)
 
 
 class Unknown:
@@ -108,7 +108,7 @@ class _Found(dict[str, Any]):
         self.origins: dict[str, str | None] = {}
 
 
-class CompiledGraph:
+class _CompiledGraph:
     """The part of a compiled graph that computes its integers and small float outputs."""
 
     def __init__(self, gm: Any, settling: Settling) -> None:
@@ -271,7 +271,7 @@ class CompiledGraph:
 class _WithValues:
     """A compiled graph that is called with a list of inputs, which it empties."""
 
-    def __init__(self, compiled: Callable[..., Any], graph: CompiledGraph) -> None:
+    def __init__(self, compiled: Callable[..., Any], graph: _CompiledGraph) -> None:
         self._compiled, self._graph = compiled, graph
         self._boxed_call = True  # of the object: PyTorch copies its attributes to a wrapper
 

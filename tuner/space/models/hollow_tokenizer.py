@@ -186,14 +186,14 @@ _CHAT_TEMPLATE = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class _Spoken:
     """In words: where tokenizer and processor are from (a processor: of image-text models)."""
 
     tokenizer: str
     processor: str | None
 
 
-def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> Spoken:
+def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> _Spoken:
     """Put a tokenizer into `folder`: the model's own, else one is made.
 
     The model's own is beside its configuration or in the local Hugging Face cache. Raises
@@ -202,14 +202,14 @@ def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> Spok
     found = _own(model)
     if found is None:
         _save_made(folder, config)
-        return Spoken(MADE, add_processor(folder, config))
+        return _Spoken(MADE, add_processor(folder, config))
     _copy(found, folder)
     _require_fits(folder, config, found)
     processor = None
     if getattr(config, "vision_config", None) is not None:
         has_one = any(folder.glob("*processor_config.json"))
         processor = "copied" if has_one else "none: there is none beside the tokenizer"
-    return Spoken(f"copied from {found}", processor)
+    return _Spoken(f"copied from {found}", processor)
 
 
 def _own(model: str) -> Path | None:
