@@ -248,7 +248,11 @@ class _CachingAllocator:
     def _grow(self, size: int, pool: _Pool) -> _Block | None:
         if self._settings.expandable_segments:
             return self._expand(size, pool)
-        segment_bytes = _segment_size(size)
+        if size >= LARGE_OWN_SEGMENT_BYTES:
+            segment_bytes = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        else:
+            is_small = size <= SMALL_LIMIT_BYTES
+            segment_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         if not self._has_room(segment_bytes):
             return None
         block = _Block(self._next_address, segment_bytes, pool)
@@ -451,9 +455,3 @@ def replay(
         allocated_bytes=tuple(allocated),
         reserved_bytes=tuple(reserved),
     )
-
-
-def _segment_size(size: int) -> int:
-    if size < LARGE_OWN_SEGMENT_BYTES:
-        return SMALL_SEGMENT_BYTES if size <= SMALL_LIMIT_BYTES else LARGE_SEGMENT_BYTES
-    return -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES

@@ -138,7 +138,9 @@ class Calibration:
         self._weight = weight[kept] / weight[kept].sum()
         self._table = self._tabulate()
         tail = (1 - COVERAGE) / 2
-        self.factors = Interval(*(math.exp(self._quantile(p)) for p in (tail, 0.5, 1 - tail)))
+        places, cumulative = self._table
+        quantiles = np.interp((tail, 0.5, 1 - tail), cumulative, places).tolist()
+        self.factors = Interval(*map(math.exp, quantiles))
         """Measured over predicted (with fixed costs): what `correct` multiplies by."""
         self.count = count
         """Observations that were learned from."""
@@ -187,10 +189,6 @@ class Calibration:
             t = (places[:, None] - self._bias[part]) / self._spread[part]
             cumulative += _below(t) @ self._weight[part]
         return places, np.maximum.accumulate(cumulative)
-
-    def _quantile(self, probability: float) -> float:
-        places, cumulative = self._table
-        return float(np.interp(probability, cumulative, places))
 
 
 def in_quadrature(*ends: tuple[float, float]) -> tuple[float, float]:

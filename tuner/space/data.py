@@ -160,7 +160,9 @@ def _read_column(
     counts: Counter[int] = Counter()
     for line, record in numbered:
         if column not in record:
-            problems.add(line, _missing(column, record))
+            close = nearest(column, record)
+            meant = f"; did you mean {close!r}?" if close else ""
+            problems.add(line, f"no column {column!r} (there are: {_names(record)}){meant}")
             continue
         value = record[column]
         if isinstance(value, float) and value.is_integer():
@@ -171,12 +173,6 @@ def _read_column(
             continue
         counts[value] += 1
     return counts
-
-
-def _missing(column: str, record: Mapping[str, Any]) -> str:
-    close = nearest(column, record)
-    meant = f"; did you mean {close!r}?" if close else ""
-    return f"no column {column!r} (there are: {_names(record)}){meant}"
 
 
 def _names(columns: Iterable[str]) -> str:

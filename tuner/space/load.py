@@ -392,7 +392,12 @@ def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
 
     Needs no knob to have been read, so it can be said together with everything else.
     """
-    _check_stages(space, nodes, problems)
+    for index, stage in enumerate(space.stages):
+        at = f"stages[{index}]"
+        for name in stage.values:
+            if name in space.derived:
+                text = f"{name} is derived ({space.derived[name]}) and cannot be set in a stage"
+                problems.add(nodes[at], text, at=at)
     texts = {f"derived.{name}": text for name, text in space.derived.items()}
     texts |= {f"constraints[{i}]": text for i, text in enumerate(space.constraints)}
     texts |= {f"floors[{i}]": text for i, text in enumerate(space.floors)}
@@ -451,15 +456,6 @@ def _together(rules: list[Rule], nodes: Nodes) -> str:
         return f" (line {node.start_mark.line + 1})" if node is not None else ""
 
     return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in rules)
-
-
-def _check_stages(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
-    for index, stage in enumerate(space.stages):
-        at = f"stages[{index}]"
-        for name in stage.values:
-            if name in space.derived:
-                text = f"{name} is derived ({space.derived[name]}) and cannot be set in a stage"
-                problems.add(nodes[at], text, at=at)
 
 
 def _check_baseline(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:

@@ -116,8 +116,11 @@ def events_of(line: bytes) -> Iterator[Event]:
         return
     text = line[:_MAX_LINE_BYTES].decode(errors="replace")
     if tagged := _TAGGED.search(text):
-        values = _object(tagged[1])
-        if values is not None:
+        try:
+            values = json.loads(tagged[1])
+        except ValueError:
+            values = None
+        if isinstance(values, dict):
             yield _TaggedLine(values)
             return
     if _NOT_FINITE.search(text):
@@ -129,14 +132,6 @@ def events_of(line: bytes) -> Iterator[Event]:
         yield bar
     elif counted := _COUNTED.match(text[:_NEAR_CHARS]):
         yield _Counted(counted["name"].lower(), int(counted["count"]), _int(counted["total"]))
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _newest_bar(text: str) -> _Counted | None:

@@ -112,7 +112,7 @@ def _move(tensors: dict[str, Any], moved: dict[int, Any], device: str) -> None:
         tensors[name] = moved[id(tensor)][1]
 
 
-def _on_device(tensor: torch.Tensor, device: str) -> Any:
+def _on_device(tensor: Any, device: str) -> Any:
     if not tensor.is_meta:
         return tensor.to(device)
     data = torch.empty_like(tensor.data, device=device)
@@ -120,7 +120,10 @@ def _on_device(tensor: torch.Tensor, device: str) -> Any:
     if kind == "Params4bit":
         return _four_bit(tensor, data, device)
     if kind == "Int8Params":
-        return _eight_bit(tensor, data, device)
+        data.random_(-127, 128)
+        scale = _OUTPUT_STD / math.sqrt(data.shape[-1]) / _UNIFORM_STD
+        scales = torch.full_like(tensor.SCB, scale, device=device)
+        return type(tensor)(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data
@@ -159,13 +162,6 @@ def _fill_scales(state: Any, device: str) -> None:
         second.code = torch.linspace(-1, 1, 256, device=device)
     else:
         state.absmax.fill_(scale)
-
-
-def _eight_bit(old: Any, codes: torch.Tensor, device: str) -> Any:
-    codes.random_(-127, 128)
-    scale = _OUTPUT_STD / math.sqrt(codes.shape[-1]) / _UNIFORM_STD
-    scales = torch.full_like(old.SCB, scale, device=device)
-    return type(old)(codes, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
 
 
 def _initialise(model: Any, module: nn.Module, seen: set[int]) -> None:

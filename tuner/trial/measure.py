@@ -81,8 +81,10 @@ class _RecordedCall:
                 outputs = self._model(*args, **kwargs)
                 if self._autocast_dtype is not None:
                     _convert_logits(outputs)
-                _read_loss(outputs)
-        del outputs
+                loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+                if isinstance(loss, torch.Tensor):
+                    loss.detach().mean().item()
+        del outputs, loss
         self._model.train(was_training)
         return True
 
@@ -99,12 +101,6 @@ def _convert_logits(outputs: Any) -> None:
     """A second copy in fp32, as accelerate makes of outputs (`convert_outputs_to_fp32`)."""
     if isinstance(outputs, MutableMapping) and outputs.get("logits") is not None:
         outputs["logits"] = outputs["logits"].float()
-
-
-def _read_loss(outputs: Any) -> None:
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if isinstance(loss, torch.Tensor):
-        loss.detach().mean().item()
 
 
 class _Sink:

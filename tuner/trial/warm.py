@@ -95,7 +95,13 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmPro
     try:
         body: TrialBody = load_object(start.body, "trial body")
         body.prepare(start.job, start.options)
-        _require_no_threads()
+        # A fork copies one thread only; locks that another one held stay locked in the copy.
+        others = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+        if others:
+            raise UnavailableError(
+                f"the process that starts trials has threads of Python: {', '.join(others)}",
+                hint="a module starts them while it is imported: let its first use start them",
+            )
     except TunerError as error:
         connection.send(error)
         return None
@@ -105,16 +111,6 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmPro
     gc.freeze()
     connection.send(None)
     return _WarmProcess(start, body, connection, supervisor)
-
-
-def _require_no_threads() -> None:
-    """A fork copies one thread only; locks that another one held stay locked in the copy."""
-    others = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    if others:
-        raise UnavailableError(
-            f"the process that starts trials has threads of Python: {', '.join(others)}",
-            hint="a module starts them while it is imported; let it start them at its first use",
-        )
 
 
 class _Stillness:

@@ -296,11 +296,12 @@ def measured_masked(gpu: Gpu) -> bool:
 
 def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
     is_backward = _is_backward(name)
-    if dtype == "float32":
-        peak, share = _in_fp32(gpu, head, is_backward)
-    else:
-        peak, share = _peak(gpu, dtype), _share(name, gpu, head, is_backward)
-    return peak * share
+    if dtype != "float32":
+        return _peak(gpu, dtype) * _share(name, gpu, head, is_backward)
+    if "tf32" not in gpu.flops:
+        return gpu.flops["fp32"] * _WITHOUT_TF32
+    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
+    return gpu.flops["tf32"] * (share * _generation(gpu, head, is_backward))
 
 
 def _peak(gpu: Gpu, dtype: str) -> float:
@@ -317,13 +318,6 @@ def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:
         return _of_cudnn(name, head)[0] * _of_whole_tiles(head, _FLASH_TILE)
     flash = _of_head(FLASH_2[_known(gpu)], head, is_backward, _FLASH_TILE)
     return flash * CUDNN.get(gpu.compute_capability, 1.0) if "cudnn" in name else flash
-
-
-def _in_fp32(gpu: Gpu, head: int, is_backward: bool) -> tuple[float, float]:
-    if "tf32" not in gpu.flops:
-        return gpu.flops["fp32"], _WITHOUT_TF32
-    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
-    return gpu.flops["tf32"], share * _generation(gpu, head, is_backward)
 
 
 def _generation(gpu: Gpu, head: int, is_backward: bool) -> float:

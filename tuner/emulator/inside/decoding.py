@@ -487,7 +487,10 @@ class _Loop:
             blocks = held.let_go(pattern.live)
             self._memory.pause()
             try:
-                pattern.replay(blocks, number, _new_block(self._device))
+                new = functools.partial(
+                    torch.empty, dtype=torch.uint8, device=torch.device("cuda", self._device)
+                )
+                pattern.replay(blocks, number, new)
             finally:
                 self._memory.resume(self._device, pattern.live, pattern.after(number), blocks)
             held.take_up(blocks, number, pattern)
@@ -550,14 +553,6 @@ def _mark(device: int) -> Mark:
 
 def _requested_bytes(device: int) -> int:
     return int(torch._C._cuda_memoryStats(device)["requested_bytes"]["all"]["allocated"])
-
-
-def _new_block(device: int) -> Callable[[int], torch.Tensor]:
-    def new(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=where)
-
-    where = torch.device("cuda", device)
-    return new
 
 
 class _Held:

@@ -85,7 +85,9 @@ class Steps:
 
     def begin_update(self, optimizer: Any) -> None:
         """Note that an optimizer is about to update its parameters."""
-        self._ignore_operators()
+        if self._mode is not None:
+            self._mode.updates = None
+        self._leaves.clear()
         self.counted_by, self._made_optimizer = OPTIMIZER, True
         if id(optimizer) in self._updated:
             self._end()
@@ -213,11 +215,6 @@ class Steps:
         self.counted_by = by
         self._updating()
         self._end()
-
-    def _ignore_operators(self) -> None:
-        if self._mode is not None:
-            self._mode.updates = None
-        self._leaves.clear()
 
     # -- the end --------------------------------------------------------------------------------
 

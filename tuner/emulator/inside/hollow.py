@@ -156,8 +156,13 @@ class _HollowFile:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A tensor of zeros."""
-        tensor = self._tensor(name)
-        return tensor if str(self._device) == "cpu" else tensor.to(_as_device(self._device))
+        field = self._field(name)
+        begin, _ = field["data_offsets"]
+        tensor = _over(self._opened(), begin, field["shape"], field["dtype"])
+        if str(self._device) == "cpu":
+            return tensor
+        is_number = isinstance(self._device, int)  # of a CUDA device
+        return tensor.to(f"cuda:{self._device}" if is_number else self._device)
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name."""
@@ -178,10 +183,6 @@ class _HollowFile:
             raise _error(f"File does not contain tensor {name}")
         field: dict[str, Any] = self._fields[name]
         return field
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        field = self._field(name)
-        return _over(self._opened(), field["data_offsets"][0], field["shape"], field["dtype"])
 
 
 class _HollowSlice:
@@ -219,8 +220,9 @@ def moving(operator: Any, handler: Handler | None) -> Handler | None:
             if out is not None:
                 return out
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
-        if sources and sources[0].is_cuda and isinstance(out, torch.Tensor) and out.is_cpu:
-            _note_untouched(out)
+        is_copy = sources and sources[0].is_cuda and isinstance(out, torch.Tensor) and out.is_cpu
+        if is_copy and out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
+            setattr(out.untyped_storage(), _NOTE, True)  # memory that was never written
         return out
 
     return call
@@ -241,12 +243,6 @@ def _zeros(handler: Handler | None) -> Handler:
     return call
 
 
-def _note_untouched(out: torch.Tensor) -> None:
-    """Note that large floats copied to the host are memory that was never written."""
-    if out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
-        setattr(out.untyped_storage(), _NOTE, True)
-
-
 def _moved(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sequence[torch.Tensor]
 ) -> Any:
@@ -257,7 +253,11 @@ def _moved(
     if (device is not None and device.type != "cpu") or kwargs.get("pin_memory"):
         return None
     if func._schema.name == "aten::_pin_memory":
-        return _pinned(sources[0])
+        if sources[0].nbytes < LARGE_BYTES or not sources[0].is_contiguous():
+            return None
+        out = torch.empty(sources[0].shape, dtype=sources[0].dtype, pin_memory=True)
+        setattr(out.untyped_storage(), _NOTE, True)
+        return out
     # The operator itself finds the sizes, strides and type on tensors without memory.
     with torch._C._DisableTorchDispatch():
         like = func(
@@ -268,14 +268,6 @@ def _moved(
         return None
     holes = tuple(hole(out.shape, out.dtype) for out in outs)
     return holes if isinstance(like, tuple) else holes[0]
-
-
-def _pinned(source: torch.Tensor) -> torch.Tensor | None:
-    if source.nbytes < LARGE_BYTES or not source.is_contiguous():
-        return None
-    out = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-    setattr(out.untyped_storage(), _NOTE, True)
-    return out
 
 
 def _on_meta(value: Any) -> Any:
@@ -317,11 +309,6 @@ def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) ->
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=count * dtype.itemsize, offset=start)
     setattr(flat.untyped_storage(), _NOTE, True)
     return flat.view(dtype).view(tuple(shape))
-
-
-def _as_device(device: Any) -> Any:
-    """The device's name; a number means a CUDA device."""
-    return f"cuda:{device}" if isinstance(device, int) else device
 
 
 def _error(text: str) -> Exception:

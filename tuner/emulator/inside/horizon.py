@@ -286,7 +286,12 @@ class Horizon:
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     before = {*test.taken}
                     _note(test, names, source, line, is_cut=bool(self._cut))
-                    self._have_again(test, test.taken - before, source)
+                    # A branch that adds to lists comes twice: what both times left there grows.
+                    for outcome in test.taken - before:
+                        if source.adds(test, outcome):
+                            test.kept.setdefault(outcome, []).append(self._done)
+                            if len(test.kept[outcome]) == 1:
+                                test.taken.discard(outcome)
             ramps = self._ramps.setdefault(source.name, _Ramps(source))
             for ramp in ramps.of(function):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
@@ -296,14 +301,6 @@ class Horizon:
             del names
         if not self._cut:
             self._note_total(totals[::-1])
-
-    def _have_again(self, test: Test, outcomes: set[bool], source: Source) -> None:
-        """Have a branch that adds to lists come twice: what both times left there grows."""
-        for outcome in outcomes:
-            if source.adds(test, outcome):
-                test.kept.setdefault(outcome, []).append(self._done)
-                if len(test.kept[outcome]) == 1:
-                    test.taken.discard(outcome)
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""

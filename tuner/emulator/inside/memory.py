@@ -391,7 +391,8 @@ class MemoryWatch:
             allocated, reserved = (max(peak[n] for peak in peaks) for n in (0, 1))
         return {
             "device": device,
-            "physical": _physical(device),
+            # The session's number of what CUDA_VISIBLE_DEVICES makes `device`.
+            "physical": int(device_core().emu_physical(device)),
             "peak_allocated_bytes": allocated,
             "peak_reserved_bytes": reserved,
             "alloc_retries": stats.get("num_alloc_retries", 0),
@@ -634,11 +635,6 @@ def _rounded(size: int) -> int:
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def _physical(ordinal: int) -> int:
-    """The session's number of the device that CUDA_VISIBLE_DEVICES makes `ordinal`."""
-    return int(device_core().emu_physical(ordinal))
 
 
 Note = Callable[[Iterable[Any]], Any]

@@ -164,12 +164,10 @@ def _transferred(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int
     on_host: list[torch.Tensor] = []
     for tensor in tensors_in((args, tuple(kwargs.values()), out)):
         (on_device if tensor.is_cuda else on_host).append(tensor)
-    return sum(map(_nbytes, on_host)) if on_device and on_host else None
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    parts = (tensor,) if tensor.layout is STRIDED else parts_of(tensor)
-    return sum(part.nbytes for part in parts)
+    if not on_device or not on_host:
+        return None
+    parts = ((one,) if one.layout is STRIDED else parts_of(one) for one in on_host)
+    return sum(part.nbytes for own in parts for part in own)
 
 
 def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Work:
@@ -178,7 +176,8 @@ def _exchange(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     Its shape begins with the number of ranks and the distance between them.
     """
     size = max((t.nbytes for t in tensors_in((args, tuple(kwargs.values())))), default=0)
-    size = max([size, *(t.nbytes for t in tensors_in(out))]) if not _is_work(out) else size
+    if isinstance(out, (torch.Tensor, list, tuple)):  # and no `Work`, which is waited for
+        size = max([size, *(t.nbytes for t in tensors_in(out))])
     ranks = next(filter(None, map(ranks_of, (*args, *kwargs.values()))), None)
     shape = None
     if ranks is not None:
@@ -199,10 +198,6 @@ def ranks_of(value: Any) -> tuple[int, ...] | None:
         return tuple(distributed.get_process_group_ranks(group))
     except (RuntimeError, ValueError, KeyError):  # another string or object, such as a reduction
         return None
-
-
-def _is_work(out: Any) -> bool:
-    return not isinstance(out, (torch.Tensor, list, tuple))
 
 
 _Tensor = torch.Tensor

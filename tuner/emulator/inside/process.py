@@ -90,12 +90,12 @@ def _watch() -> None:
         handle = os.pidfd_open(owner)
     except OSError:  # it has ended already
         os._exit(3)
-    threading.Thread(target=_wait, args=(handle,), name="tuner-emulator", daemon=True).start()
 
+    def wait() -> None:
+        select.select([handle], [], [])
+        os._exit(3)
 
-def _wait(handle: int) -> None:
-    select.select([handle], [], [])
-    os._exit(3)
+    threading.Thread(target=wait, name="tuner-emulator", daemon=True).start()
 
 
 STOPPED = 124

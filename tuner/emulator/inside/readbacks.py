@@ -401,7 +401,10 @@ class HostReads:
         if call is None:
             if not _is_under_mode():
                 return 1  # PyTorch's own copy outside of all modes
-            return self.refuse(_function_in(frame), frame)
+            by = f"in the thread {threading.current_thread().name}"
+            if frame is not None:
+                by = f"called by {frame.f_code.co_qualname}"
+            return self.refuse(f"compiled code {by}", frame)
         func, args, kwargs = call
         name = getattr(getattr(func, "_schema", None), "name", str(func))
         if name in _TRANSFERS:
@@ -443,13 +446,6 @@ def _is_under_mode() -> bool:
     key = torch._C.DispatchKey.Python
     left = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
     return not left and bool(torch._C._len_torch_dispatch_stack())
-
-
-def _function_in(frame: FrameType | None) -> str:
-    """The Python function that called compiled code."""
-    if frame is None:
-        return f"compiled code in the thread {threading.current_thread().name}"
-    return f"compiled code called by {frame.f_code.co_qualname}"
 
 
 def _holds(tensor: torch.Tensor, address: int) -> bool:

@@ -265,7 +265,11 @@ class Settling:
         """Call an operator that returns a tensor with one value everywhere."""
         out = func(*args, **kwargs)
         if out.is_cuda and (out.dtype in FLOATS or out.dtype in LIMITS):
-            fill(out, _constant_of(func.func._schema.name, args, kwargs))
+            name = func.func._schema.name  # `zeros`, `ones`, `full` and the like
+            value: Any = int("ones" in name)
+            if "full" in name:
+                value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
+            fill(out, value)
         return out
 
     def settle(
@@ -540,13 +544,6 @@ def _is_too_many(operator: Operator, outs: Any) -> bool:
         elif one.numel() <= LIMITS.get(one.dtype, 0):
             return False
     return True
-
-
-def _constant_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The value of the elements that `zeros`, `ones`, `full` and the like return."""
-    if "full" not in name:
-        return int("ones" in name)
-    return kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
 
 
 def _is_noted(target: torch.Tensor, operator: Operator) -> bool:

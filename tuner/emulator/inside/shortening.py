@@ -313,6 +313,14 @@ class Shortening:
         finally:
             self.is_granted = False
 
+    def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
+        """More batches of a stream, if the budget affords many of them."""
+        if self._budget.affords(WORTHWHILE, cost):
+            for batch in batches:
+                yield batch
+                if not self._budget.affords(1, cost):
+                    return
+
     def _until_branches(self, batches: list[Any]) -> Generator[Any, None, int]:
         """The batches while a branch waits for a step; their number."""
         served = 0
@@ -322,14 +330,6 @@ class Shortening:
             yield batch
             served += 1
         return served
-
-    def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
-        """More batches of a stream, if the budget affords many of them."""
-        if self._budget.affords(WORTHWHILE, cost):
-            for batch in batches:
-                yield batch
-                if not self._budget.affords(1, cost):
-                    return
 
     def _at_their_places(
         self, numbers: Sequence[int], served: int, accumulation: int, of: int
@@ -381,7 +381,9 @@ class Shortening:
         for field in sizes.numbers:
             found.add(_largest(lists, field)[1])
         made: dict[str, dict[int, int]] = {}
-        if not sizes.tells and sizes.rows and not _is_default(loader.collate_fn):
+        # PyTorch's own function makes no more of a row than it is.
+        made_by = getattr(loader.collate_fn, "__module__", "")
+        if not sizes.tells and sizes.rows and not made_by.startswith("torch.utils.data"):
             longest = [max((sizes.by_row.get(row, 0) for row in rows), default=0) for rows in lists]
             made = collated_sizes(loader, lists, longest)
             found |= {max(one, key=one.__getitem__) for one in made.values()}
@@ -545,8 +547,3 @@ def _largest(lists: list[list[int]], sizes: Sizes) -> tuple[int, int, int]:
         max(numbers, key=lambda n: max(known[n], default=0)),
         max(numbers, key=lambda n: sum(known[n])),
     )
-
-
-def _is_default(collate: Any) -> bool:
-    """True for PyTorch's own function, which makes no more of a row than it is."""
-    return getattr(collate, "__module__", "").startswith("torch.utils.data")

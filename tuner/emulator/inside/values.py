@@ -152,7 +152,8 @@ class _CompiledGraph:
         symbols: dict[Any, int] = {}
         for node, value in zip(self._placeholders, inputs, strict=False):
             found[node.name] = _read(value)
-            found.origins[node.name] = _origin_of(value)
+            is_on_device = isinstance(value, torch.Tensor) and value.is_cuda
+            found.origins[node.name] = origin_of(value) if is_on_device else None
             _read_symbols(node.meta.get("val"), value, symbols)
         for node in self._nodes:
             origin: str | None = None
@@ -193,8 +194,10 @@ class _CompiledGraph:
             constant = self._constants.get(node.name)
             return _read(constant) if constant is not None else None
         nothing = _nothing(node.meta.get("val"), symbols)
-        if isinstance(nothing, Unknown) and _is_too_much(nothing):
-            return nothing
+        if isinstance(nothing, Unknown):
+            most = MEDIUM if nothing.dtype in FLOATS else LIMITS.get(nothing.dtype, 0)
+            if nothing.numel() > most:
+                return nothing
         unknown: list[Unknown] = []
 
         def value_of(one: Any) -> Any:
@@ -307,10 +310,6 @@ def _read(value: Any) -> Any:
     return Unknown(tuple(value.shape), value.dtype) if one is None else one.expand(value.shape)
 
 
-def _origin_of(value: Any) -> str | None:
-    return origin_of(value) if isinstance(value, torch.Tensor) and value.is_cuda else None
-
-
 def _spread_out(spread: Spread, args: Any, kwargs: dict[str, Any], nothing: Any) -> Any:
     """Outputs of top-k and the like, with indices that go round all candidates."""
     parts = nothing if isinstance(nothing, tuple) else (nothing,)
@@ -344,12 +343,6 @@ def _nothing(val: Any, symbols: dict[Any, int]) -> Any:
         return int(size.node.expr.xreplace(symbols)) if isinstance(size, torch.SymInt) else size
 
     return Unknown(tuple(number(size) for size in val.shape), val.dtype)
-
-
-def _is_too_much(one: Unknown) -> bool:
-    if one.dtype in FLOATS:
-        return one.numel() > MEDIUM
-    return one.numel() > LIMITS.get(one.dtype, 0)
 
 
 def _hint(val: torch.Tensor) -> int:

@@ -331,7 +331,11 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
         )
         if problem := problem_in(config.to_dict()):  # what it does not say has defaults
             raise ValueError(problem)
-        _check_architectures(config)
+        names = config.architectures  # they are names, which all else takes
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        ):
+            raise ValueError(f"architectures is {str(names)[:60]}, and must be a list of names")
         return config
     except OSError as error:
         raise _NotThereError from error
@@ -410,15 +414,6 @@ def _hub_error(name: str, error: _NotThereError) -> InputError:
     if any(isinstance(e, EntryNotFoundError) for e in chain) and "config.json" in str(chain[1]):
         return InputError(f"model {name!r} has no config.json on the hub")
     return _no_hub(name, " ".join(str(chain[1]).split())[:300])
-
-
-def _check_architectures(config: PreTrainedConfig) -> None:
-    """Raise ValueError unless the names of the architectures are names, which all else takes."""
-    names = config.architectures
-    if names is not None and not (
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-    ):
-        raise ValueError(f"architectures is {str(names)[:60]}, and must be a list of names")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:

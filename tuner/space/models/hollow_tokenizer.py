@@ -269,21 +269,17 @@ def _save_made(folder: Path, config: PreTrainedConfig) -> None:
     own: tuple[str, ...] = ()
     for _ in range(2):
         make_tokenizer(config, own).save_pretrained(folder)
-        _name_class(folder)
+        # Programs with transformers 4 load the folder: they know this name of the class too.
+        file = folder / "tokenizer_config.json"
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(fields, indent=2), encoding="utf-8")
         found = _load(folder)
         rows = _rows(config)
         own = tuple(text for text, id_ in found.get_added_vocab().items() if id_ >= rows)
         if not own:
             return
     _require_fits(folder, config, folder)
-
-
-def _name_class(folder: Path) -> None:
-    """Call the class by a name that transformers 4 knows too: programs with it load the folder."""
-    file = folder / "tokenizer_config.json"
-    fields = json.loads(file.read_text(encoding="utf-8"))
-    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    file.write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
 def _load(folder: Path) -> Any:
