@@ -69,18 +69,9 @@ def _with_copies(works: WorkArrays, gpu: Gpu, on_device_s: Floats) -> Floats:
 
 
 _PRICED = (
-    "id",
-    "name",
-    "memory_bytes",
-    "flops",
-    "bandwidth_bytes_per_s",
-    "l2_bytes",
-    "compute_capability",
-    "sm_count",
-    "context_bytes",
-    "power_w",
-    "link_bytes_per_s",
-)
+    "id", "name", "memory_bytes", "flops", "bandwidth_bytes_per_s", "l2_bytes",
+    "compute_capability", "sm_count", "context_bytes", "power_w", "link_bytes_per_s",
+)  # fmt: skip
 """The properties of a GPU type that pricing needs."""
 
 

@@ -297,14 +297,9 @@ def _check_figures(problems: Problems, node: Node, gpu: Gpu) -> None:
 
 
 __all__ = [
-    "LIMIT_OF_TYPE",
-    "NATIVE_PRECISIONS",
-    "PRECISIONS",
-    "Gpu",
-    "get_gpu",
-    "load_catalogue",
+    "LIMIT_OF_TYPE", "NATIVE_PRECISIONS", "PRECISIONS", "Gpu", "get_gpu", "load_catalogue",
     "match_device",
-]
+]  # fmt: skip
 
 MEMORY_TOLERANCE = 0.05
 """Tolerance of a device's memory against the catalogue's: drivers differ by 2 %, types by more."""

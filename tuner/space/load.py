@@ -53,29 +53,10 @@ from tuner.space.searchspace import (
 from tuner.space.settings import configure
 
 KEYS = (
-    "name",
-    "description",
-    "workload",
-    "model",
-    "gpus",
-    "knobs",
-    "fixed",
-    "derived",
-    "constraints",
-    "floors",
-    "data",
-    "objectives",
-    "stages",
-    "baseline",
-    "apply",
-    "command",
-    "program",
-    "cwd",
-    "env",
-    "samples_per_step",
-    "progress",
-    "memory",
-)
+    "name", "description", "workload", "model", "gpus", "knobs", "fixed", "derived", "constraints",
+    "floors", "data", "objectives", "stages", "baseline", "apply", "command", "program", "cwd",
+    "env", "samples_per_step", "progress", "memory",
+)  # fmt: skip
 REQUIRED = ("name", "workload", "model", "knobs")
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 """A workload of the user's own: package.module:object."""

@@ -176,7 +176,7 @@ class Precision(Group):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loss(Group):
+class Loss(Group):
     """The treatment of the logits by the loss."""
 
     # fmt: off
@@ -282,7 +282,7 @@ class Evaluating(Group):
 
 
 _GROUPS: tuple[type[Group], ...] = (
-    Batch, Adapter, Examples, Precision, _Loss, Recompute, Update, Evaluating, Process,
+    Batch, Adapter, Examples, Precision, Loss, Recompute, Update, Evaluating, Process,
     Loader, Ranks,
 )  # fmt: skip
 
@@ -303,7 +303,7 @@ class Setup:
     adapter: Adapter
     examples: Examples
     precision: Precision
-    loss: _Loss
+    loss: Loss
     recompute: Recompute
     update: Update
     evaluating: Evaluating

@@ -42,18 +42,10 @@ LARGE_BYTES = 1 << 20
 """Results of fewer bytes are computed as usual, and are copied to the device with values."""
 
 # Operators that only move, convert or quantise their floats.
-MOVING = frozenset(
-    {
-        "aten::_to_copy",
-        "aten::clone",
-        "aten::cat",
-        "aten::stack",
-        "aten::contiguous",
-        "aten::_pin_memory",
-        "bitsandbytes::quantize_4bit",
-        "bitsandbytes::quantize_blockwise",
-    }
-)
+MOVING = frozenset({
+    "aten::_to_copy", "aten::clone", "aten::cat", "aten::stack", "aten::contiguous",
+    "aten::_pin_memory", "bitsandbytes::quantize_4bit", "bitsandbytes::quantize_blockwise",
+})  # fmt: skip
 
 _NOTE = "tuner_hollow"  # attribute of a storage that was never written
 

@@ -356,18 +356,10 @@ READS = "reads a value from the device that its kernels would have written"
 _READER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 # These copy to a tensor or number of the program, and their handlers provide the values.
-_TRANSFERS = frozenset(
-    {
-        "aten::_to_copy",
-        "aten::copy_",
-        "aten::_copy_from",
-        "aten::_foreach_copy_",
-        "aten::_local_scalar_dense",
-        "aten::_pin_memory",
-        "aten::equal",
-        "aten::set_",
-    }
-)
+_TRANSFERS = frozenset({
+    "aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_foreach_copy_",
+    "aten::_local_scalar_dense", "aten::_pin_memory", "aten::equal", "aten::set_",
+})  # fmt: skip
 
 # Packages whose frames lie between an operator's code and the mode: the emulator and PyTorch.
 _BETWEEN = frozenset({"", "torch"})

@@ -457,22 +457,10 @@ class Architecture:
 
 
 _SEVEN = frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
-_OF_SEVEN = frozenset(
-    [
-        "cohere",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "llama",
-        "mistral",
-        "olmo2",
-        "olmo3",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-    ]
-)
+_OF_SEVEN = frozenset([
+    "cohere", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3",
+    "qwen2", "qwen3", "smollm3",
+])  # fmt: skip
 """Types of models whose linear layers have the names of Llama's."""
 
 

@@ -137,15 +137,9 @@ MAX_FILE_BYTES = 256 << 20
 MADE = "made: byte-level; token counts are not the real tokenizer's"
 
 _FILES = (
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-    "*processor_config.json",
-)
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "chat_template*", "*processor_config.json",
+)  # fmt: skip
 
 # Most decoders that name no padding have special tokens without a use; some trainers pad with one,
 # and stop where there is none. The name is Llama 3's.
