@@ -92,7 +92,7 @@ def test_every_figure_is_measured():
 
 
 def test_rates_are_work_over_time(monkeypatch):
-    timing = microbench.Timing(0.25, 0.5)
+    timing = microbench._Timing(0.25, 0.5)
     monkeypatch.setattr(Stopwatch, "time", lambda self, call, **known: timing)
     profile = measure_device("cuda:0", budget_s=900.0)
     for rate in profile.matmul:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from tuner.emulator.ending import (
     Refusal,
     last_fatal,
 )
-from tuner.emulator.session import DevicePeak
+from tuner.emulator.session import Account, DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
 
 
@@ -111,7 +111,7 @@ class EmulatedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingMemory:
+class _GrowingMemory:
     """Memory that a line of the program keeps from each step, to the end of an `each_epoch`."""
 
     line: str
@@ -120,7 +120,7 @@ class GrowingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DataRead:
+class _DataRead:
     """The rows behind a data loader, and its largest batch, of a run that was shortened.
 
     `read` of the `of` rows were measured; `of` is None for a stream, of which nothing else is
@@ -178,7 +178,7 @@ class EmulatedDeviceUse:
     ooms: int
     trainable_params: int
     run_phases: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    growth: tuple[GrowingMemory, ...] = ()
+    growth: tuple[_GrowingMemory, ...] = ()
     evaluation_growth_bytes: int = 0
     """Memory that an evaluation keeps from each of its batches."""
     evaluation_peak_bytes: int = 0
@@ -190,7 +190,7 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class HostUse:
+class _HostUse:
     """Host memory of all processes of a whole run: the most in each phase, in bytes.
 
     Large tensors count as allocated, all else as measured in the emulated processes, without
@@ -225,20 +225,6 @@ class HostUse:
         """JSON types only."""
         peak = {"peak_phase": self.peak_phase, "peak_bytes": self.peak_bytes}
         return {**dataclasses.asdict(self), **peak, "is_killed": self.is_killed}
-
-    @classmethod
-    def of(cls, results: Iterable[Mapping[str, Any]], stated: int | None) -> HostUse | None:
-        """The sum of the results of all ranks; None if they have no host memory."""
-        phases: Counter[str] = Counter()
-        workers = own = 0
-        for result in results:
-            host, ranks = result["host"], result["stands_for"]
-            for phase, (process, in_workers) in (host["phases"] if host else {}).items():
-                phases[phase] += ranks * (process + in_workers)
-                workers = max(workers, ranks * in_workers)
-            own += host["own_bytes"] if host else 0
-        limit = usable_memory_bytes() if stated is None else stated
-        return cls(dict(phases), workers, own, limit, stated is not None) if phases else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +287,7 @@ class Emulation:
     """True if the run went on, shortened, after its first steps."""
     later_error: ProgramError | None = None
     """A failure of a whole run after its first steps, where values are made up."""
-    data: tuple[DataRead, ...] = ()
+    data: tuple[_DataRead, ...] = ()
     """The data of loaders that were shortened, in the order of their first use."""
     run_steps: int | None = None
     """Optimizer steps of the whole training, as its trainer counts them."""
@@ -313,7 +299,7 @@ class Emulation:
     """Optimizer steps of the whole training, by the loops around a step; None if not known."""
     unreached: tuple[str, ...] = ()
     """Lines of the training that were not reached, may be later, and may allocate."""
-    host: HostUse | None = None
+    host: _HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
     compares: str = ""
     """The loss or layer that takes all samples of a micro-batch together; empty for none."""
@@ -357,7 +343,7 @@ class Emulation:
         return self.run_steps or self.of_steps
 
     @property
-    def training_data(self) -> DataRead | None:
+    def training_data(self) -> _DataRead | None:
         """The data that it trains on, if that was shortened."""
         return next((data for data in self.data if data.trains), None)
 
@@ -588,3 +574,55 @@ def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
         times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]
     rows = [UnknownValues(*key, number) for key, number in times.items()]
     return tuple(sorted(rows, key=lambda row: (not row.decides_shape, -row.times)))
+
+
+def host_use(results: Iterable[Mapping[str, Any]], stated: int | None) -> _HostUse | None:
+    """The host memory of all ranks together; None if their results have none."""
+    phases: Counter[str] = Counter()
+    workers = own = 0
+    for result in results:
+        host, ranks = result["host"], result["stands_for"]
+        for phase, (process, in_workers) in (host["phases"] if host else {}).items():
+            phases[phase] += ranks * (process + in_workers)
+            workers = max(workers, ranks * in_workers)
+        own += host["own_bytes"] if host else 0
+    limit = usable_memory_bytes() if stated is None else stated
+    return _HostUse(dict(phases), workers, own, limit, stated is not None) if phases else None
+
+
+def data_read(events: Iterable[Mapping[str, Any]]) -> Iterator[_DataRead]:
+    """The data behind the loaders of the first rank."""
+    names = [field.name for field in dataclasses.fields(_DataRead)]
+    for event in events:
+        if event["event"] == "data" and event["rank"] == "0":
+            yield _DataRead(**{name: event[name] for name in names if name in event})
+
+
+def device_uses(
+    results: Iterable[Mapping[str, Any]], accounts: Iterable[Account]
+) -> list[EmulatedDeviceUse]:
+    """The uses of all devices by all processes, in the order of `results`."""
+    by_place = {(account.pid, account.device): account for account in accounts}
+    found = []
+    for result in results:
+        for one in result["devices"]:
+            account = by_place.get((result["pid"], one["physical"]))
+            if account is None:
+                continue
+            found.append(
+                EmulatedDeviceUse(
+                    rank=result["rank"],
+                    device=one["physical"],
+                    device_bytes=account.peak_bytes,
+                    managed_bytes=account.managed_peak_bytes,
+                    allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
+                    growth=tuple(_GrowingMemory(**row) for row in one["growth"]),
+                    **{
+                        field.name: one[field.name]
+                        for field in dataclasses.fields(EmulatedDeviceUse)
+                        if field.name in one
+                        and field.name not in ("device", "allocations", "growth")
+                    },
+                )
+            )
+    return found

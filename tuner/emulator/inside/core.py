@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 MOST_KEPT = 65536
 """The device remembers this many launches (device.c)."""
@@ -36,22 +36,6 @@ class KernelLaunch(NamedTuple):
         return _DTYPES.get(self.block[1], "float32"), (self.block[0] or 1, *self.grid)
 
 
-class Core(Protocol):
-    """The functions of the device that pricing needs."""
-
-    def work(self, host_ns: float, device_ns: float) -> None:
-        """Add work that takes the host `host_ns` to issue and the device `device_ns` to do."""
-
-    def launch_count(self) -> int:
-        """The number of kernels that this process has launched."""
-
-    def launches(self, first: int, most: int) -> list[KernelLaunch]:
-        """The remembered launches from number `first` on, at most `most` of them."""
-
-    def device_now_ns(self) -> float:
-        """The device's virtual time."""
-
-
 class _Raw(ctypes.Structure):
     """`struct emu_launch` of device.h."""
 
@@ -77,7 +61,12 @@ class Shared(ctypes.Structure):
 
 
 class DeviceCore:
-    """`Core` of the stand-in libraries, which this process has loaded."""
+    """The device of the stand-in libraries, which this process has loaded.
+
+    `work(host_ns, device_ns)` adds work by the time that the host takes to issue it, and the device
+    to do it. `launch_count()` is the number of kernels that this process has launched, and
+    `device_now_ns()` the virtual time of the device.
+    """
 
     def __init__(self, library: str | None = None) -> None:
         # PyDLL keeps Python's lock: releasing and retaking it costs more than these calls.
@@ -95,7 +84,7 @@ class DeviceCore:
         self._launches = loaded.emu_launches
 
     def launches(self, first: int, most: int) -> list[KernelLaunch]:
-        """See `Core.launches`."""
+        """The remembered launches from number `first` on, at most `most` of them."""
         buffer = (_Raw * min(most, MOST_KEPT))()
         count = self._launches(first, buffer, len(buffer))
         return [

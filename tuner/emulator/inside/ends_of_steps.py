@@ -230,12 +230,12 @@ class Steps:
         return self._replaced + 1 if self._replaced else self._passes
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> _Trained:
         """The parameters that were last trained, in the form of an optimizer."""
-        return Trained(self._leaves.values())
+        return _Trained(self._leaves.values())
 
 
-class Trained:
+class _Trained:
     """Parameters that the program updates by itself."""
 
     def __init__(self, leaves: Iterable[weakref.ref[Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.emulator.inside.faults import RealCall, note
+from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
 from tuner.emulator.inside.repeats import Repeats, Rule
 from tuner.emulator.inside.values import Handler, Values
@@ -180,9 +180,30 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         atexit.register(time.sleep, THREADS_END_S)
 
 
+class _RealCall:
+    """An operator whose result is kept in case its handler fails after the call."""
+
+    __slots__ = ("failed", "func", "out", "ran")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+        self.out: Any = None
+        self.ran = self.failed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator, and keep its result or the fact that it raised."""
+        try:
+            out = self.out = self.func(*args, **kwargs)
+        except BaseException:
+            self.failed = True
+            raise
+        self.ran = True
+        return out
+
+
 def _settled(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operator's result with values, or without them if the handler fails."""
-    real = RealCall(func)
+    real = _RealCall(func)
     try:
         return handler(real, args, kwargs)
     except torch.OutOfMemoryError:  # results of another size are allocated here

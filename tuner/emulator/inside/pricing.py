@@ -27,7 +27,7 @@ from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_i
 from tuner.cost.operators.timeline import Work
 from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Roofline, launches_of
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.inside.core import MOST_KEPT, Core, KernelLaunch, Shared, readable
+from tuner.emulator.inside.core import MOST_KEPT, DeviceCore, KernelLaunch, Shared, readable
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.notes import STRIDED, parts_of
 from tuner.emulator.inside.repeats import Repeats
@@ -342,7 +342,7 @@ class Described(NamedTuple):
 class Pricer:
     """Prices and counts the operators and kernels of an emulated program; see the module."""
 
-    def __init__(self, gpu: Gpu, core: Core, repeats: Repeats | None = None) -> None:
+    def __init__(self, gpu: Gpu, core: DeviceCore, repeats: Repeats | None = None) -> None:
         self._core = core
         self._repeats = repeats
         self._shared = Shared() if repeats is None else repeats.shared
