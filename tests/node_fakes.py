@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from tuner.core.nvml import DeviceIdentity
 from tuner.searches.nodes import Need, Node
 from tuner.space.gpus import load_catalogue
-from tuner.trial.preflight import Facts
+from tuner.trial.factories import Facts
 
 
 def node_of(

@@ -15,7 +15,7 @@ from tuner.core.units import MIB
 from tuner.predict.predict import predict
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
-from tuner.trial.preflight import EmulatedFactory
+from tuner.trial.factories import EmulatedFactory
 
 TINY = "tiny-llama-3m"
 LOADER = {"num_workers": 0, "persistent_workers": False}

@@ -15,7 +15,7 @@ from tuner.core.records import Configuration, Memory
 from tuner.predict.predict import predict
 from tuner.predict.traces import Subject
 from tuner.space.gpus import get_gpu
-from tuner.trial.preflight import EmulatedFactory
+from tuner.trial.factories import EmulatedFactory
 
 ZERO = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 EXCHANGING = {

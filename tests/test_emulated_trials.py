@@ -20,7 +20,7 @@ from tuner.searches.options import Mode, SearchOptions
 from tuner.space.command import Command
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.preflight import EmulatedFactory
+from tuner.trial.factories import EmulatedFactory
 
 TINY = ["--space", "qlora4b", "--gpu", "a6000", "--model", "tiny-llama-3m"]
 ONE = [

@@ -13,7 +13,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status, TrialRecord
 from tuner.searches.request import SearchRequest, TrialDevice
 from tuner.space.gpus import get_gpu
-from tuner.trial.preflight import VerifiedFactory
+from tuner.trial.factories import VerifiedFactory
 
 BENCH = TrialDevice("Testium 9")
 SPACE = FakeSpace()

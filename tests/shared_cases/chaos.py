@@ -36,7 +36,7 @@ from tuner.searches.ray.driver import search_all
 from tuner.searches.request import SearchOutcome, SearchRequest
 from tuner.space.gpus import Gpu, get_gpu
 from tuner.trial.base import PLAIN, Instructions
-from tuner.trial.preflight import VerifiedFactory
+from tuner.trial.factories import VerifiedFactory
 
 DEVICE = "TUNER_CHAOS_DEVICE"
 """Environment variable of a node: the id of the GPU type that it really has."""

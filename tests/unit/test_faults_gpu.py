@@ -19,8 +19,9 @@ from tuner.core.records import Configuration, Status
 from tuner.space.gpus import get_gpu
 from tuner.trial.base import MeasureOptions, TrialJob
 from tuner.trial.device import GpuWatch
+from tuner.trial.factories import VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.preflight import VerifiedFactory, obstacle, require_answer
+from tuner.trial.preflight import obstacle, require_answer
 
 MEMORY = get_gpu("a6000").memory_bytes
 LOST = [GPU_IS_LOST, RESET_REQUIRED, UNKNOWN]

@@ -32,8 +32,8 @@ from tuner.trial.base import (
     TrialRunner,
     call_if_there,
 )
+from tuner.trial.factories import EmulatedFactory, VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
-from tuner.trial.preflight import EmulatedFactory, VerifiedFactory
 from tuner.trial.staged import StagedRunner
 
 SMALLER = 0.95

@@ -15,7 +15,7 @@ from tuner.core.units import format_gib
 from tuner.searches.request import SearchRequest
 from tuner.space.gpus import accelerator_types
 from tuner.trial.base import outcome_versions
-from tuner.trial.preflight import Facts
+from tuner.trial.factories import Facts
 
 Resources = Mapping[str, float]
 Identify = Callable[[], nvml.DeviceIdentity | None]

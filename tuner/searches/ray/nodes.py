@@ -17,7 +17,7 @@ from tuner.searches.nodes import ACCELERATOR, ACCELERATOR_RESOURCE, Need, Node, 
 from tuner.searches.options import SearchOptions
 from tuner.searches.ray.cluster import connected, quiet
 from tuner.space.gpus import accelerator_names
-from tuner.trial.preflight import Facts, look
+from tuner.trial.factories import Facts, look
 
 ASK_WITHIN_S = 60.0
 """Time for all nodes to say what they have: each has to start a process for it."""
