@@ -14,12 +14,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
 from tuner.core.outcome import is_out_of_memory, requested_bytes
 from tuner.core.records import Phase
 from tuner.predict.training import get_workload
-from tuner.trial.device import (
-    RealEnvironment,
-    _HostMeter,
-    limit_memory,
-    open_session,
-)
+from tuner.trial.device import RealEnvironment, _HostMeter, limit_memory, open_session
 
 LLAMA = LlamaConfig(**SHAPE)
 GEMMA = Gemma3TextConfig(**SHAPE)  # tied embeddings, norms around 1, scaled embeddings

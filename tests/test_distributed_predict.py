@@ -99,9 +99,7 @@ def test_a_rank_is_predicted_within_a_percent_of_the_trace_of_its_session(
     )
 
 
-def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(
-    predictor: Predictor,
-) -> None:
+def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(predictor: Predictor) -> None:
     alone, rank = (
         predictor.predict([configuration(lora_rank=0, lora_targets=(), **changes)], A6000)[0]
         for changes in ({}, {"gpus_per_trial": 2})

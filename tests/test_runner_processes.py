@@ -287,10 +287,7 @@ def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
     [("dies", r"(?s)code 9.*a library failed"), ("killed:{}", r"SIGKILL ended .* 2 times: ")],
 )
 def test_a_warm_process_that_cannot_start_leaves_its_last_words(model, said, tmp_path):
-    with (
-        new_runner(model.format(tmp_path)) as runner,
-        pytest.raises(UnavailableError, match=said),
-    ):
+    with new_runner(model.format(tmp_path)) as runner, pytest.raises(UnavailableError, match=said):
         runner.run(acting("good"))
     assert runner.warm_pid is None
 

@@ -148,11 +148,7 @@ def test_the_rate_of_a_whole_step_decides_whether_a_trial_is_dominated(clock, fa
     assert found.timed.stopped_by == "dominated"
 
 
-@given(
-    st.lists(st.floats(0.01, 10), min_size=1, max_size=8),
-    st.floats(0, 10),
-    st.integers(0, 100),
-)
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=8), st.floats(0, 10), st.integers(0, 100))
 def test_parts_of_a_whole_step_are_its_time(micro_s, update_s, more):
     parts = _StepParts(tuple(micro_s), update_s)
     assert parts.whole_s(len(micro_s)) == pytest.approx(sum(micro_s) + update_s)

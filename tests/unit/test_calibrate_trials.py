@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from results_samples import GPU, make_measurement, make_memory, make_record, make_speed
 
-from tuner.core.records import (
-    Exhausted,
-    MemoryBudget,
-    Outcome,
-    Prediction,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Exhausted, MemoryBudget, Outcome, Prediction, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.cost.calibrate import (
     ALLOCATED,

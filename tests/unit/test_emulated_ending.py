@@ -79,8 +79,7 @@ class TestOutOfMemory:
         assert (found.error.type, found.error.line) == (OUT_OF_MEMORY, "train.py:3")
 
     @pytest.mark.parametrize(
-        ("recovered", "afterwards"),
-        [((), Afterwards.SURVIVED), ((0,), Afterwards.RECOVERED)],
+        ("recovered", "afterwards"), [((), Afterwards.SURVIVED), ((0,), Afterwards.RECOVERED)]
     )
     def test_a_process_that_trains_on_got_as_much_there_or_goes_without(
         self, recovered, afterwards

@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.units import KIB, MIB
-from tuner.cost.allocator import (
-    AllocatorSettings,
-    _CachingAllocator,
-    replay,
-    round_size,
-)
+from tuner.cost.allocator import AllocatorSettings, _CachingAllocator, replay, round_size
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 SPLIT_32 = AllocatorSettings(max_split_size_bytes=32 * MIB)

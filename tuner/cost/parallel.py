@@ -425,8 +425,4 @@ def loaded_whole(prediction: Prediction, alone: Prediction) -> Prediction:
         for name, (low, high) in prediction.intervals.items()
         if (factor := getattr(changed, name, 0) / getattr(memory, name, 1))
     }
-    return replace(
-        prediction,
-        memory=changed,
-        intervals={**prediction.intervals, **intervals},
-    )
+    return replace(prediction, memory=changed, intervals={**prediction.intervals, **intervals})

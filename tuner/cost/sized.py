@@ -205,9 +205,7 @@ class SizedTimeline:
         """From the events and marks of a trace."""
         rows = [(m.event, _PHASES.index(m.phase), m.step, m.micro_step) for m in marks]
         return cls(
-            events=np.array(events, dtype=np.int32),
-            marks=np.array(rows, dtype=np.int32),
-            **rest,
+            events=np.array(events, dtype=np.int32), marks=np.array(rows, dtype=np.int32), **rest
         )
 
     def require_consistent(self) -> None:
@@ -257,12 +255,7 @@ class SizedTimeline:
         )
 
     def at(
-        self,
-        point: Any,
-        optimizer: OptimizerSteps,
-        *,
-        workspace_bytes: int,
-        accumulates: bool,
+        self, point: Any, optimizer: OptimizerSteps, *, workspace_bytes: int, accumulates: bool
     ) -> Course:
         """The requests of a training of these sizes, with one or two micro-steps in a step."""
         own = _whole(self.sizes, point)

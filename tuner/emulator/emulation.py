@@ -12,14 +12,7 @@ from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
 from tuner.core.records import Memory, MemoryBudget, Phase, RunTime, Verdict
-from tuner.emulator.ending import (
-    Afterwards,
-    Ended,
-    OwnFault,
-    ProgramError,
-    Refusal,
-    last_fatal,
-)
+from tuner.emulator.ending import Afterwards, Ended, OwnFault, ProgramError, Refusal, last_fatal
 from tuner.emulator.session import Account, DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
 

@@ -17,11 +17,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.host import find_program
 from tuner.core.records import MemoryBudget
-from tuner.core.supervised import (
-    ProgramTask,
-    Tail,
-    run_supervised,
-)
+from tuner.core.supervised import ProgramTask, Tail, run_supervised
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.emulator.build import find_torch
 from tuner.emulator.calls import Called, Value, call

@@ -78,11 +78,7 @@ _PRICED = (
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     """The properties of a GPU type that pricing needs; JSON types only."""
     found = {name: getattr(gpu, name) for name in _PRICED}
-    return {
-        **found,
-        "flops": dict(gpu.flops),
-        "compute_capability": list(gpu.compute_capability),
-    }
+    return {**found, "flops": dict(gpu.flops), "compute_capability": list(gpu.compute_capability)}
 
 
 def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:

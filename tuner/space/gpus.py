@@ -576,10 +576,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
 
 
 def _check_names(
-    problems: Problems,
-    gpus: Mapping[str, Gpu],
-    ambiguous: Iterable[str],
-    own: Mapping[str, Entry],
+    problems: Problems, gpus: Mapping[str, Gpu], ambiguous: Iterable[str], own: Mapping[str, Entry]
 ) -> None:
     """Report names that two entries share; an id may not be refused as ambiguous either."""
 

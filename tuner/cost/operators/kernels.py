@@ -45,11 +45,7 @@ _aten = torch.ops.aten
 _FAMILY = ("attn", "attention", "flash", "fmha")
 """Parts of the names of fused attention's operators, package included."""
 
-_HEADS_FIRST = (
-    "aten::_scaled_dot_product",
-    "aten::scaled_dot_product",
-    "aten::_cudnn_attention",
-)
+_HEADS_FIRST = ("aten::_scaled_dot_product", "aten::scaled_dot_product", "aten::_cudnn_attention")
 """Prefixes of operators that take [batch, heads, length, head_dim]; all others take
 [batch, length, heads, head_dim], or [tokens, heads, head_dim] of sequences end to end."""
 
@@ -155,12 +151,7 @@ def attention_by_name(
     flops = 2 * query.shape[heads] * pairs * (query.shape[-1] + value.shape[-1])
     is_backward = "backward" in name or "bwd" in name
     batch = query.shape[0] if query.dim() > 3 else 1
-    shape = (
-        batch * query.shape[heads],
-        query.shape[length],
-        key.shape[length],
-        query.shape[-1],
-    )
+    shape = (batch * query.shape[heads], query.shape[length], key.shape[length], query.shape[-1])
     bias = _first(given, ("attn_bias", "bias", "attn_mask"))
     return _LeafKernel(
         "attention",

@@ -214,10 +214,7 @@ def time_attention(watch: Stopwatch, case: AttentionCase) -> tuple[_Timing, _Tim
         torch.randn(shape, device=watch.device).to(DTYPES[case.dtype]).requires_grad_()
         for _ in range(3)
     )
-    backends = {
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    }
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
     def attend() -> torch.Tensor:
         if case.kernel == "eager":
@@ -272,11 +269,7 @@ def time_launch(watch: Stopwatch) -> _Timing:
         *(
             layer
             for _ in range(depth)
-            for layer in (
-                torch.nn.LayerNorm(width),
-                torch.nn.Linear(width, width),
-                torch.nn.SiLU(),
-            )
+            for layer in (torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.SiLU())
         )
     ).to(watch.device)
     x = torch.ones(4, width, device=watch.device)

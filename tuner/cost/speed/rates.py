@@ -192,16 +192,8 @@ EFFICIENT: _ByHead = ((64, 0.53, 0.30), (128, 0.59, 0.30), (256, 0.51, 0.13))
 EFFICIENT_FP32: _ByHead = ((64, 0.31, 0.22), (128, 0.28, 0.19), (256, 0.27, 0.19))
 """Shares of the peak in tf32; GPUs without it compute in fp32, at half of that peak."""
 FLASH_3: _ByHead = ((64, 0.45, 0.38), (128, 0.58, 0.48), (256, 0.60, 0.45))
-CUDNN: Mapping[_Capability, float] = {
-    (8, 0): 0.82,
-    (8, 6): 0.93,
-    (8, 9): 1.0,
-    (12, 0): 0.88,
-}
-CUDNN_ON_HOPPER = (
-    (64, (0.52, 750.0), (0.54, 1770.0)),
-    (128, (0.63, 280.0), (0.56, 1040.0)),
-)
+CUDNN: Mapping[_Capability, float] = {(8, 0): 0.82, (8, 6): 0.93, (8, 9): 1.0, (12, 0): 0.88}
+CUDNN_ON_HOPPER = ((64, (0.52, 750.0), (0.54, 1770.0)), (128, (0.63, 280.0), (0.56, 1040.0)))
 """Largest head size; of forward and backward the share of the peak that endless sequences reach,
 and the length of those that reach half of it."""
 CUDNN_HEADS: Mapping[int, int] = {9: 256, 10: 128}

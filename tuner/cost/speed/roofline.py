@@ -143,12 +143,7 @@ class Efficiency:
     """
 
     matmul: Mapping[str, float] = field(
-        default_factory=lambda: {
-            "fp16": 0.77,
-            "bf16": 0.77,
-            "tf32": 0.77,
-            "int8": 0.77,
-        }
+        default_factory=lambda: {"fp16": 0.77, "bf16": 0.77, "tf32": 0.77, "int8": 0.77}
     )
     """Share of the peak, by precision, in a product of many waves; in fp32, without tensor cores,
     that of the GPU's generation (`rates.FP32_SHARE`)."""

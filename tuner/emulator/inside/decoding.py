@@ -156,10 +156,7 @@ class _Pattern:
     """The requests of `period` tokens, which repeat; `live` are the blocks alive after them."""
 
     def __init__(
-        self,
-        rounds: Sequence[Sequence[Request]],
-        period: int,
-        live: Mapping[_Block, Entry],
+        self, rounds: Sequence[Sequence[Request]], period: int, live: Mapping[_Block, Entry]
     ) -> None:
         self.period, self.live = period, live
         self._seen = len(rounds)

@@ -101,12 +101,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        *,
-        steps: int,
-        whole: bool = False,
-        pricer: Any = None,
-        mode: Any = None,
+        self, *, steps: int, whole: bool = False, pricer: Any = None, mode: Any = None
     ) -> None:
         self._steps = steps
         self._memory = MemoryWatch(steps if whole else 0)

@@ -415,10 +415,7 @@ class MemoryWatch:
                 self.ran_lines[frame["filename"], frame["line"]] |= held
         at, peaks = self._highest_by_phase(entries)
         parts = Parts(
-            self._sightings,
-            self._phase_of,
-            self._next,
-            trains_adapters=self.owners.trains_adapters,
+            self._sightings, self._phase_of, self._next, trains_adapters=self.owners.trains_adapters
         )
         parts.learn(blocks)
         breakdown: Counter[str] = Counter()

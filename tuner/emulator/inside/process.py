@@ -38,10 +38,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         self._name, self._then = name, then
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The specification of the awaited module, with a loader that calls back."""
         if fullname != self._name or self not in sys.meta_path:

@@ -392,11 +392,7 @@ def _no_hub(name: str, reason: str) -> InputError:
 
 def _hub_error(name: str, error: _NotThereError) -> InputError:
     """Say to the user what the hub's answer means."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     chain: list[BaseException] = []
     link: BaseException | None = error

@@ -98,10 +98,7 @@ def add_processor(folder: Path, config: PreTrainedConfig) -> str | None:
 
 def _gemma_files(config: PreTrainedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     side = config.vision_config.image_size
-    shared = {
-        "image_seq_length": config.mm_tokens_per_image,
-        "processor_class": "Gemma3Processor",
-    }
+    shared = {"image_seq_length": config.mm_tokens_per_image, "processor_class": "Gemma3Processor"}
     image = {
         "image_processor_type": "Gemma3ImageProcessor",
         "image_mean": [0.5, 0.5, 0.5],
