@@ -435,14 +435,14 @@ def _normalise(text: str) -> str:
     return re.sub(r"[\s_-]+", "", text).casefold()
 
 
-def types_named(text: str, extra: Path | None = None) -> tuple[str, ...]:
+def types_named(text: str) -> tuple[str, ...]:
     """The ids of the types that answer to `text`: one for most names, none for an unknown one."""
-    return _named(text, _load(extra))
+    return _named(text, _load(None))
 
 
-def accelerator_types(name: str, extra: Path | None = None) -> tuple[str, ...]:
+def accelerator_types(name: str) -> tuple[str, ...]:
     """The ids of the types that Ray's name of an accelerator may mean; none for an unknown name."""
-    catalogue, key = _load(extra), _normalise(name)
+    catalogue, key = _load(None), _normalise(name)
     for text, ids in catalogue.accelerators.items():
         if _normalise(text) == key:
             return ids

@@ -171,9 +171,9 @@ class SearchSpace:
         expressions = [self.condition(t) for t in self.conditions(where, use_floors=use_floors)]
         return all(e.names <= configuration.keys() and e.holds(configuration) for e in expressions)
 
-    def require_configurations(self, where: Sequence[str] = (), *, use_floors: bool = True) -> None:
+    def require_configurations(self, where: Sequence[str] = ()) -> None:
         """Raise `InputError`, naming the conditions and constraints at fault, if none is left."""
-        extra = self._condition_rules(self.conditions(where, use_floors=use_floors))
+        extra = self._condition_rules(self.conditions(where))
         blamed = conflict(self.choices, self.fixed, [*self.rules, *extra])
         if blamed:
             raise InputError(

@@ -143,15 +143,15 @@ class RunningMean:
         return MeanInterval(self._mean, student_t(degrees) * error_s, self._count)
 
 
-def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t distribution.
+def student_t(degrees: int) -> float:
+    """The two-sided quantile of Student's t distribution for `CONFIDENCE`.
 
     Exact for 1, 2 and 4 degrees of freedom, where the distribution function can be inverted;
     else the expansion in powers of 1 / degrees around the normal quantile (Abramowitz and
     Stegun, Handbook of Mathematical Functions, 26.7.5), which is 0.12 % low at 3 degrees and
     closer from there on.
     """
-    p = (1 + confidence) / 2
+    p = (1 + CONFIDENCE) / 2
     if degrees == 1:
         return math.tan(math.pi * (p - 0.5))
     tail = 4 * p * (1 - p)
