@@ -485,7 +485,9 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
             f"{i} ({gpus[i].name}, {format_gib(gpus[i].memory_bytes)})" for i in ids
         )
         raise InputError(f"GPU {text!r} is ambiguous", hint=f"choose one of: {choices}")
-    if vendor := _vendor_of(text):
+    key = _normalise(text)
+    vendors = (v for v, names in _VENDORS.items() if re.match(f"({names})$", key))
+    if vendor := next(vendors, None):
         raise UnavailableError(
             f"{not_supported(vendor)}: {text!r}",
             hint="only GPUs of NVIDIA are: `tuner gpus` lists them",
@@ -501,13 +503,6 @@ def _find(text: str, catalogue: _Catalogue) -> Gpu:
     error = unknown("GPU", text, gpus, list_command="tuner gpus")
     own = "a GPU of your own can be described in ~/.config/tuner/gpus.yaml"
     raise InputError(error.message, hint=f"{error.hint}; {own}")
-
-
-def _vendor_of(text: str) -> str | None:
-    """The vendor of a GPU or accelerator that is not NVIDIA's; None for an unknown name."""
-    key = _normalise(text)
-    found = (vendor for vendor, names in _VENDORS.items() if re.match(f"({names})$", key))
-    return next(found, None)
 
 
 def _user_file(extra: Path | None) -> Path | None:

@@ -109,7 +109,10 @@ class _Reader:
         own_terms = self.terms = (
             terms_of_own_code(self.entries, self.problems) if own else SCHEMAS[workload].terms
         )
-        knobs, fixed, derived = self._knobs(), self._values("fixed"), self._derived()
+        knobs, fixed = self._knobs(), self._values("fixed")
+        entries = [e for e in self._named("derived").values() if self._own(e, "derived")]
+        texts = {e.name: scalar(e.value, self.problems, e.at) for e in entries}
+        derived = {name: text.strip() for name, text in texts.items() if text is not None}
         stages, stage_knobs = self._stages()
         knobs |= stage_knobs
         self.terms = {**self.terms, **stage_terms(stages, self.terms)}
@@ -259,11 +262,6 @@ class _Reader:
             for e in entries.values()
         }
         return {name: value for name, value in read.items() if value is not None}
-
-    def _derived(self) -> dict[str, str]:
-        entries = [e for e in self._named("derived").values() if self._own(e, "derived")]
-        texts = {e.name: scalar(e.value, self.problems, e.at) for e in entries}
-        return {name: text.strip() for name, text in texts.items() if text is not None}
 
     def _data(self) -> DataFacts:
         entry = self.entries.get("data")

@@ -429,13 +429,16 @@ class MemoryWatch:
             row[0] += one["size"]
             row[1] += 1
         ordered = sorted(rows.items(), key=lambda item: -item[1][0])
+        # The last model was loaded then.
+        ends = (b[0] for a, b in itertools.pairwise(self._marks) if a[1] == "load" != b[1])
+        loaded_us = max(ends, default=sys.maxsize)
         return {
             "run_phases": self._run_phases(entries),
             "growth": self._growth(blocks),
             **self._evaluation_growth(entries),
             "phase_peak_bytes": peaks,
             "peak_phase": max(peaks, key=lambda name: peaks[name], default=""),
-            "loaded_bytes": self._allocated_at(entries, self._loaded_us()),
+            "loaded_bytes": self._allocated_at(entries, loaded_us),
             "breakdown": dict(breakdown),
             "allocations": [
                 {"kind": kind, "where": where, "line": line, "bytes": size, "count": count}
@@ -548,11 +551,6 @@ class MemoryWatch:
 
     def _allocated_at(self, entries: list[dict[str, Any]], time_us: int) -> int:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)
-
-    def _loaded_us(self) -> int:
-        """The time at which the last model was loaded."""
-        ends = (b[0] for a, b in itertools.pairwise(self._marks) if a[1] == "load" != b[1])
-        return max(ends, default=sys.maxsize)
 
     def _phase_of(self, time_us: int) -> str:
         return self._marks[bisect.bisect_right(self._marks, (time_us, "~", 0)) - 1][1]

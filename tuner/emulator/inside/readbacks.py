@@ -391,7 +391,10 @@ class HostReads:
         frame = sys._getframe(1)
         call = self._call_in(frame)
         if call is None:
-            if not _is_under_mode():
+            # Operators come to the mode; `torch.tensor` of tensors reads without it.
+            key = torch._C.DispatchKey.Python
+            is_left_out = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+            if is_left_out or not torch._C._len_torch_dispatch_stack():
                 return 1  # PyTorch's own copy outside of all modes
             by = f"in the thread {threading.current_thread().name}"
             if frame is not None:
@@ -431,13 +434,6 @@ class HostReads:
         sys.stderr.write(f"tuner's emulator: {name}{where} {why}, which is not emulated\n")
         self.end()
         return 0
-
-
-def _is_under_mode() -> bool:
-    """True if operators come to the mode; `torch.tensor` of tensors reads without it."""
-    key = torch._C.DispatchKey.Python
-    left = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
-    return not left and bool(torch._C._len_torch_dispatch_stack())
 
 
 def _holds(tensor: torch.Tensor, address: int) -> bool:

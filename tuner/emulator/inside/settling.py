@@ -546,11 +546,6 @@ def _is_too_many(operator: Operator, outs: Any) -> bool:
     return True
 
 
-def _is_noted(target: torch.Tensor, operator: Operator) -> bool:
-    """True if a CUDA tensor with many floats has a note or gets one."""
-    return target.is_cuda and (operator.fills or noted(target) is not None)
-
-
 def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
     """True if a fill of more than `SMALL` floats needs no writing, after updating the note."""
     if target.dtype not in FLOATS or target.numel() <= SMALL:
@@ -563,6 +558,11 @@ def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
             note_uniform(target, value)
         return True
     return noted(target) is None
+
+
+def _is_noted(target: torch.Tensor, operator: Operator) -> bool:
+    """True if a CUDA tensor with many floats has a note or gets one."""
+    return target.is_cuda and (operator.fills or noted(target) is not None)
 
 
 def _is_open(operator: Operator, target: torch.Tensor) -> bool:

@@ -567,8 +567,9 @@ class Transfers:
                 out.fill_(one.item())
         elif is_known(source):
             out.copy_(alias(source))
-            if out.dtype in FLOATS:
-                _make_finite(out)
+            has_floats = out.dtype in FLOATS and out.numel() > 0
+            if has_floats and not math.isfinite(float(out.sum(dtype=torch.float32))):
+                torch.nan_to_num_(out, nan=1.0, posinf=1.0, neginf=-1.0)
         else:
             self._unknown_to_host(out, source, fresh=fresh)
 
@@ -610,12 +611,6 @@ class Transfers:
         if reads > Loops.END:
             self.refuse("a loop that waits for a made-up value", frame)
         return reads
-
-
-def _make_finite(tensor: torch.Tensor) -> None:
-    """Replaces the non-finite floats in a CPU tensor."""
-    if tensor.numel() and not math.isfinite(float(tensor.sum(dtype=torch.float32))):
-        torch.nan_to_num_(tensor, nan=1.0, posinf=1.0, neginf=-1.0)
 
 
 def _stand_in(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:

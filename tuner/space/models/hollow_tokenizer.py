@@ -402,16 +402,12 @@ def _first(config: PreTrainedConfig, name: str) -> int | None:
 
 def _vocabulary(rows: int, at: Mapping[int, str]) -> dict[str, int]:
     """`rows` tokens: `at` their ids the special ones, then the bytes, then such as never occur."""
-    names: Iterable[str] = (*_bytes_as_text(), *(f"<unused{n}>" for n in range(rows)))
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # the characters that stand for bytes
+    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
+    unused = (f"<unused{n}>" for n in range(rows))
+    names: Iterable[str] = (*common, *sorted(alphabet - set(common)), *unused)
     others = iter(names)
     return {at[id_] if id_ in at else next(others): id_ for id_ in range(rows)}
-
-
-def _bytes_as_text() -> list[str]:
-    """The characters that stand for bytes in such vocabularies, those of ASCII texts first."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
-    return [*common, *sorted(alphabet - set(common))]
 
 
 def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:
