@@ -23,10 +23,9 @@ from tuner.core.units import GIB, MIB
 from tuner.cost.parallel import Links, _Exchange, waited_s
 from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.inside.core import KernelLaunch
+from tuner.emulator.inside.core import LIBRARY, KernelLaunch
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.process import when_imported
-from tuner.emulator.inside.repeats import LIBRARY
 from tuner.emulator.inside.triton_launches import describe_kernel
 from tuner.emulator.rates import EXCHANGE, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session

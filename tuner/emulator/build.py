@@ -141,7 +141,7 @@ def _value(text: str, name: str) -> str | None:
 SOURCES = Path(__file__).with_name("device")
 CORE = "libtuner_device.so"
 REPEATS = "libtuner_repeats.so"
-"""The library of inside/repeats.py, which is loaded after PyTorch."""
+"""The library of inside/core.py, which is loaded after PyTorch."""
 START = "libtuner_start.so"
 """It is preloaded into every process of a program, and is no stand-in."""
 
@@ -320,7 +320,7 @@ def _compile_all(compiler: str, torch: TorchBuild, reals: Iterable[_Real], folde
 
 
 def _compile_repeats(torch: TorchBuild, folder: Path) -> None:
-    """Compile the library that repeats operators, which only saves time (inside/repeats.py).
+    """Compile the library that repeats operators, which only saves time (inside/core.py).
 
     Without a compiler of C++, or if PyTorch's headers are others, all operators run in Python.
     """

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tuner.emulator.inside.core import Repeats, Rule
 from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
-from tuner.emulator.inside.repeats import Repeats, Rule
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[int, float, float] | None]

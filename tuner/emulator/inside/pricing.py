@@ -27,10 +27,16 @@ from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_i
 from tuner.cost.operators.timeline import Work
 from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Roofline, launches_of
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.inside.core import MOST_KEPT, DeviceCore, KernelLaunch, Shared, readable
+from tuner.emulator.inside.core import (
+    MOST_KEPT,
+    DeviceCore,
+    KernelLaunch,
+    Repeats,
+    Shared,
+    readable,
+)
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.notes import STRIDED, parts_of
-from tuner.emulator.inside.repeats import Repeats
 from tuner.emulator.rates import EXCHANGE, TRANSFER, EmulatedTimes
 
 COPIES = frozenset({"_to_copy", "copy_", "_copy_from", "_foreach_copy_"})
