@@ -121,15 +121,8 @@ class WorkArrays:
 
     def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:
         """Some of the operators, at all points."""
-        return WorkArrays(
-            names=self.names[chosen],
-            kinds=self.kinds[chosen],
-            dtypes=self.dtypes[chosen],
-            flops=self.flops[chosen],
-            bytes_moved=self.bytes_moved[chosen],
-            shapes=self.shapes[chosen],
-            has_shape=self.has_shape[chosen],
-        )
+        fields = (field.name for field in dataclasses.fields(self))
+        return WorkArrays(**{name: getattr(self, name)[chosen] for name in fields})
 
 
 def executions_of(timeline: Timeline) -> NDArray[np.int64]:
