@@ -90,12 +90,6 @@ def test_a_device_in_use_is_waited_for(install, monkeypatch):
     assert len(driver.looks) == 3
 
 
-def test_what_a_trial_leaves_for_a_moment_is_not_somebody(install, monkeypatch):
-    monkeypatch.setattr(preflight, "SETTLE_S", 10.0)
-    install(Driver((HIDDEN,), ()))
-    assert wait()
-
-
 @pytest.mark.parametrize(
     ("used_gib", "limit_gib", "free"),
     [(0.6, None, True), (5, None, False), (5, 24, True), (5, 43, False), (30, 24, False)],
