@@ -411,7 +411,7 @@ _LEAVES: dict[str, LeafRule] = {
 }
 
 
-def kernels() -> Kernels:
+def bnb_kernels() -> Kernels:
     """The rules for those operators that the installed version has registered by now."""
     return Kernels(_registered(_DECOMPOSITIONS), _registered(_LEAVES))
 

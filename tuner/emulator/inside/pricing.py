@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tuner.core.gpu import Gpu
-from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels, kernels
+from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels, bnb_kernels
 from tuner.cost.operators.operators import WRAPPING, launches_nothing, tensors_in, work_of
 from tuner.cost.operators.timeline import Work
 from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Roofline, launches_of
@@ -116,7 +116,7 @@ class _Describer:
         registered = len(dir(torch.ops.bitsandbytes))
         if self._kernels is None or registered != self._namespaces:
             self._namespaces = registered
-            bnb = kernels()
+            bnb = bnb_kernels()
             self._kernels = Kernels(
                 {**bnb.decompositions, **ATEN_DECOMPOSITIONS}, {**bnb.leaves, **ATEN_LEAVES}
             )

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.meanwhile import import_bitsandbytes
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels, kernels
+from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels, bnb_kernels
 from tuner.cost.operators.operators import (
     WRAPPING,
     following_sizes,
@@ -34,7 +34,7 @@ from tuner.cost.operators.operators import (
 from tuner.cost.operators.timeline import Block, Mark, Op, Timeline
 
 import_bitsandbytes()  # which registers its operators, and touches no device
-_OF_BITSANDBYTES = kernels()
+_OF_BITSANDBYTES = bnb_kernels()
 CUDA_KERNELS = Kernels(
     {**_OF_BITSANDBYTES.decompositions, **ATEN_DECOMPOSITIONS},
     {**_OF_BITSANDBYTES.leaves, **ATEN_LEAVES},
