@@ -19,7 +19,7 @@ from job_server import TOKEN
 from started import end_all
 from whole_tables import checked
 
-from tuner.emulator.toolchain import unavailable
+from tuner.emulator.build import unavailable
 from tuner.report.terminal.tables import _Sheet
 from tuner.searches.joining import AT_IMPORT_OF_RAY
 

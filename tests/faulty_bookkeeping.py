@@ -11,7 +11,6 @@ import torch
 
 from tuner.emulator.inside import faults, follow, memory
 from tuner.emulator.inside.arrived import Arrived
-from tuner.emulator.inside.compiled import _WithValues
 from tuner.emulator.inside.made_up import MadeUp
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.mode import EmulatorMode
@@ -20,7 +19,7 @@ from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.readbacks import Readbacks, Reading
 from tuner.emulator.inside.settling import Settling
 from tuner.emulator.inside.transfers import Transfers
-from tuner.emulator.inside.values import Values
+from tuner.emulator.inside.values import Values, _WithValues
 
 ENTRIES: list[tuple[Any, str]] = [
     (Settling, "_is_uniform"),
@@ -114,7 +113,7 @@ class Graph:
 
 
 assert _WithValues(lambda inputs: [len(inputs)], Graph())([1, 2]) == [2]
-print("CompiledGraph", "values", take(), sep="; ")
+print("_CompiledGraph", "values", take(), sep="; ")
 Settling._put = broken
 step()
 print("all steps done", flush=True)

@@ -26,7 +26,7 @@ from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Measurement, Memory, Speed
 from tuner.trial import command
 from tuner.trial.base import MeasureOptions, TrialJob
-from tuner.trial.command import CommandTrial
+from tuner.trial.command import _CommandTrial
 from tuner.trial.messages import Report
 
 MIB = 2**20
@@ -202,7 +202,7 @@ def family() -> list[int]:
     return [helper.pid, escaped.pid, daemon_pid]
 
 
-class SlowlyEnded(CommandTrial):
+class SlowlyEnded(_CommandTrial):
     """A command is given two minutes to clean up."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
@@ -210,7 +210,7 @@ class SlowlyEnded(CommandTrial):
         command.END_WITHIN_S = 120.0
 
 
-class QuicklyEnded(CommandTrial):
+class QuicklyEnded(_CommandTrial):
     """A command is given no time to clean up."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:

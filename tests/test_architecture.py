@@ -184,7 +184,7 @@ def test_one_module_starts_python():
         "tuner.app.cli.diff",
         "tuner.core.host",
         "tuner.emulator.machine",
-        "tuner.emulator.toolchain",
+        "tuner.emulator.build",
         "tuner.integrations.pytest_plugin",
         "tuner.program.program",
     }

@@ -92,7 +92,7 @@ def test_every_figure_is_measured():
 
 
 def test_rates_are_work_over_time(monkeypatch):
-    timing = microbench.Timing(0.25, 0.5)
+    timing = microbench._Timing(0.25, 0.5)
     monkeypatch.setattr(Stopwatch, "time", lambda self, call, **known: timing)
     profile = measure_device("cuda:0", budget_s=900.0)
     for rate in profile.matmul:
@@ -120,7 +120,7 @@ def test_the_stopwatch_times_what_is_called(monkeypatch):
 
 def test_views_are_no_launches():
     x = torch.ones(4, 4)
-    with microbench.OperatorCount() as counter:
+    with microbench._OperatorCount() as counter:
         (x.t().view(16) if x.t().is_contiguous() else x.t()).add(1).mul(2)
     assert counter.operators == 2
 

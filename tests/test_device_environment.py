@@ -14,12 +14,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
 from tuner.core.outcome import is_out_of_memory, requested_bytes
 from tuner.core.records import Phase
 from tuner.predict.training import get_workload
-from tuner.trial.device import (
-    HostMeter,
-    RealEnvironment,
-    limit_memory,
-    open_session,
-)
+from tuner.trial.device import RealEnvironment, _HostMeter, limit_memory, open_session
 
 LLAMA = LlamaConfig(**SHAPE)
 GEMMA = Gemma3TextConfig(**SHAPE)  # tied embeddings, norms around 1, scaled embeddings
@@ -109,7 +104,7 @@ def _no_collection():
 
 @pytest.mark.usefixtures("_no_collection")
 def test_the_host_meter_sees_a_peak_that_is_gone():
-    meter = HostMeter()
+    meter = _HostMeter()
     meter.reset()
     before = meter.allocated_bytes()
     block = torch.ones(16 << 20)  # 64 MiB

@@ -84,9 +84,7 @@ def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Su
     assert 0.3 < (exchange[1] - gathering) / gathering < 0.8
 
 
-def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(
-    subject: Subject,
-) -> None:
+def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(subject: Subject) -> None:
     kept, exchanged = (
         sharded(subject, 4, grad_accum=2, sync_each_batch=each) for each in (False, True)
     )

@@ -19,8 +19,16 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
-from tuner.cost.parallel import Exchange, Links, copying_s, link_of, waited_s, with_exchange
-from tuner.cost.rank_memory import buckets_of, replicated
+from tuner.cost.parallel import (
+    Links,
+    _Exchange,
+    buckets_of,
+    copying_s,
+    link_of,
+    replicated,
+    waited_s,
+    with_exchange,
+)
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict
@@ -91,9 +99,7 @@ def test_a_rank_is_predicted_within_a_percent_of_the_trace_of_its_session(
     )
 
 
-def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(
-    predictor: Predictor,
-) -> None:
+def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(predictor: Predictor) -> None:
     alone, rank = (
         predictor.predict([configuration(lora_rank=0, lora_targets=(), **changes)], A6000)[0]
         for changes in ({}, {"gpus_per_trial": 2})
@@ -160,7 +166,7 @@ def test_buckets_are_filled_in_the_order_of_backward() -> None:
 
 
 def test_what_backward_hides_is_not_waited_for() -> None:
-    exchange = Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
+    exchange = _Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
     links = Links(51 * MIB, None, per_machine=4)  # all of it takes one second
     assert waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
     # Even then the last bucket is only sent when backward has ended.
@@ -187,7 +193,7 @@ def test_a_ring_is_as_fast_as_its_slowest_link(settings: dict[str, Any], expecte
     # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
     network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
     links = Links(10.0, network, parallelism.per_machine)
-    waited = waited_s(Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
+    waited = waited_s(_Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
     assert waited == pytest.approx(expected_s)
 
 
@@ -197,7 +203,7 @@ def times(seconds: float) -> StepTimes:
 
 
 def test_waiting_for_others_is_a_part_of_the_step() -> None:
-    exchange = Exchange(buckets=(10 * MIB,))
+    exchange = _Exchange(buckets=(10 * MIB,))
     found = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
     step_s = float(found.step_s[0])
     assert 1.0 < step_s < 3.0
@@ -252,8 +258,8 @@ def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
 
 
 def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
-    few = copying_s(Exchange(buckets=(100 * MIB,), tensors=1), A6000)
-    many = copying_s(Exchange(buckets=(1,), tensors=100), A6000)
+    few = copying_s(_Exchange(buckets=(100 * MIB,), tensors=1), A6000)
+    many = copying_s(_Exchange(buckets=(1,), tensors=100), A6000)
     share = Efficiency().bandwidth["elementwise"]
     assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * share))
     assert many == pytest.approx(200 * 3e-6)

@@ -100,9 +100,7 @@ def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     assert under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",)).memory == first.memory
 
 
-def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(
-    subject: Subject,
-) -> None:
+def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(subject: Subject) -> None:
     for changes, said in (
         ({"mixed_precision": "fp16"}, "fp16 under DeepSpeed"),
         ({"mixed_precision": "no"}, "set mixed_precision bf16"),

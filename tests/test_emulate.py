@@ -31,12 +31,12 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.processes import marked
 from tuner.core.supervised import TAIL_BYTES, Tail
 from tuner.emulator import Machine
+from tuner.emulator.build import OLDEST_TORCH, find_compiler, find_torch
 from tuner.emulator.ending import Ended
 from tuner.emulator.inside import lines
 from tuner.emulator.inside.lines import places
 from tuner.emulator.machine import interpreter_of
 from tuner.emulator.session import Session
-from tuner.emulator.toolchain import OLDEST_TORCH, find_compiler, find_torch
 from tuner.space.gpus import get_gpu
 
 EMULATE = ("-m", "tuner", "emulate")

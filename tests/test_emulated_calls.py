@@ -15,7 +15,7 @@ from tests.emulating import needs_emulator
 from tests.started import run_python
 from tuner.core.errors import InputError, UnavailableError
 from tuner.emulator import Machine
-from tuner.emulator.toolchain import unavailable
+from tuner.emulator.build import unavailable
 from tuner.space.gpus import get_gpu
 
 PLUGIN = "tuner.integrations.pytest_plugin"

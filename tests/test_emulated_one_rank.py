@@ -18,7 +18,7 @@ from tuner.app.estimate import one_configuration
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB
 from tuner.cost.library_memory import nccl_bytes
-from tuner.cost.parallel import Exchange, Links, waited_s
+from tuner.cost.parallel import Links, _Exchange, waited_s
 from tuner.emulator import Machine
 from tuner.emulator.emulation import Emulation
 from tuner.predict.predict import predict
@@ -286,5 +286,5 @@ def test_a_launcher_of_two_machines_starts_one_and_what_ranks_send_crosses_the_n
     links = Links.of(gpu, gpu.link_bytes_per_s or 0.0, ranks)
     assert (found["ended"], found["stands_for"]) == ("steps", 16)
     assert found["time"]["breakdown_s"]["exchange"] == pytest.approx(
-        waited_s(Exchange(buckets=(GIB,)), ranks, links, 0.0)
+        waited_s(_Exchange(buckets=(GIB,)), ranks, links, 0.0)
     )

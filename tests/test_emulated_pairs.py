@@ -54,10 +54,7 @@ CASES = {
         {**SMALL, "precision": "int8", "adapter": "rslora", "gradient_checkpointing": False},
     ),
     "dora": ("qwen2.5-0.5b", {**SMALL, "precision": "nf4", "adapter": "dora"}),
-    "loop": (
-        "qwen2.5-vl-3b",
-        {**SMALL, "images": 1, "image_size": 224, "training_loop": "loop"},
-    ),
+    "loop": ("qwen2.5-vl-3b", {**SMALL, "images": 1, "image_size": 224, "training_loop": "loop"}),
     "images": ("medgemma-4b", {**SMALL, "images": 1, "max_length": 512, "precision": "nf4"}),
     "labels": ("qwen2.5-0.5b", {**WHOLE, "num_labels": 3}),
     "adamw": ("gemma-3-1b", {**WHOLE, **FP32, "optimizer": "adamw_torch"}),

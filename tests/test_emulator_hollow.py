@@ -14,7 +14,7 @@ from started import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.sparse import TensorEntry, write_shards
-from tuner.emulator.inside.hollow import HollowFile, _reader, hole, is_hole, moving
+from tuner.emulator.inside.hollow import _HollowFile, _reader, hole, is_hole, moving
 
 safe_open = _reader(safetensors.safe_open)
 
@@ -57,7 +57,7 @@ def test_a_hollow_file_answers_as_safetensors_does(hollow_file):
         safe_open(hollow_file, framework="pt") as ours,
         safetensors.safe_open(hollow_file, framework="pt") as theirs,
     ):
-        assert isinstance(ours, HollowFile)
+        assert isinstance(ours, _HollowFile)
         assert ours.keys() == theirs.keys()
         assert ours.offset_keys() == theirs.offset_keys()
         assert ours.metadata() == theirs.metadata()
@@ -99,10 +99,10 @@ def test_all_other_files_are_safetensors_own(hollow_file, tmp_path):
     real = tmp_path / "real.safetensors"
     save_file({"a": torch.ones(3)}, real)
     with safe_open(real, framework="pt") as file:
-        assert not isinstance(file, HollowFile)
+        assert not isinstance(file, _HollowFile)
         assert file.get_tensor("a").sum() == 3
     with safe_open(hollow_file, framework="numpy") as file:
-        assert not isinstance(file, HollowFile)
+        assert not isinstance(file, _HollowFile)
     with pytest.raises(FileNotFoundError):
         safe_open(tmp_path / "nowhere", framework="pt")
     (tmp_path / "broken").write_bytes(b"\xff" * 40)

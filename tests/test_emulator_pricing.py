@@ -20,14 +20,12 @@ from tests.emulating import needs_emulator
 from tests.started import run_python
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import GIB, MIB
-from tuner.cost.parallel import Exchange, Links, waited_s
-from tuner.cost.speed.host import RECOMPUTED, TRAINED
-from tuner.cost.speed.roofline import Efficiency, Roofline
+from tuner.cost.parallel import Links, _Exchange, waited_s
+from tuner.cost.speed.roofline import RECOMPUTED, TRAINED, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
-from tuner.emulator.inside.core import KernelLaunch
+from tuner.emulator.inside.core import LIBRARY, KernelLaunch
 from tuner.emulator.inside.pricing import Pricer
 from tuner.emulator.inside.process import when_imported
-from tuner.emulator.inside.repeats import LIBRARY
 from tuner.emulator.inside.triton_launches import describe_kernel
 from tuner.emulator.rates import EXCHANGE, gpu_to_dict, pcie_bytes_per_s
 from tuner.emulator.session import Session
@@ -432,7 +430,7 @@ def test_ranks_send_as_fast_as_in_a_prediction(machines):
     report = reported(collective("c10d::allreduce_", GIB, 16), ranks=16, machines=machines)
     found = step_time(report, gpu)
     links = Links.of(gpu, gpu.link_bytes_per_s, ranks)
-    expected_s = waited_s(Exchange(buckets=(GIB,)), ranks, links, backward_s=0.0)
+    expected_s = waited_s(_Exchange(buckets=(GIB,)), ranks, links, backward_s=0.0)
     assert found.breakdown_s["exchange"] == pytest.approx(expected_s)
     rate = {1: gpu.link_bytes_per_s, 2: min(gpu.link_bytes_per_s, 8 * gpu.network_bytes_per_s)}
     assert expected_s == pytest.approx(2 * 15 / 16 * GIB / (0.8 * rate[machines]))
@@ -445,7 +443,7 @@ def test_groups_of_ranks_send_by_the_links_between_them():
     summed = collective("c10d::allreduce_", MIB, 2, stride=8)
     found = step_time(reported(gathered, summed, ranks=16, machines=2), gpu)
     links = Links.of(gpu, gpu.link_bytes_per_s, ranks)
-    exchange = Exchange(gathered=GIB, summed=MIB)
+    exchange = _Exchange(gathered=GIB, summed=MIB)
     assert found.breakdown_s["exchange"] == pytest.approx(waited_s(exchange, ranks, links, 0.0))
 
 

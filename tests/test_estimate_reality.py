@@ -17,8 +17,7 @@ from live_storages import LiveStorages
 
 from tuner.core.records import MemoryCategory, Phase
 from tuner.predict.training import get_workload
-from tuner.trial.device import open_session
-from tuner.trial.synthetic import fill
+from tuner.trial.device import fill, open_session
 
 NEUTRAL = {"precision": "fp32", "attention": "eager", "micro_batch": 3, "max_length": 40}
 CASES = [

@@ -11,13 +11,7 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.cost.interval import in_quadrature
 from tuner.cost.operators.timeline import MASK, Work
-from tuner.cost.speed.rates import (
-    MASKED,
-    MASKED_DIFFERS,
-    as_chosen,
-    matmul_peak,
-    power_limit,
-)
+from tuner.cost.speed.rates import MASKED, MASKED_DIFFERS, as_chosen, matmul_peak, power_limit
 from tuner.cost.speed.roofline import KEPT, Efficiency, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.predict import predict

@@ -26,7 +26,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=unread)
     shutil.copytree(ROOT / "results/qlora27b", folder / "results/qlora27b", ignore=unread)
     package = folder / "tuner"
-    table = package / "core/setup/optimizers.py"
+    table = package / "core/setup/common.py"
     head, rows, rest = table.read_text().partition("OPTIMIZERS: Mapping[str, Optimizer] = {\n")
     assert rows
     table.write_text(head + rows + OPTIMIZER + "\n" + rest)

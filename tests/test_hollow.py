@@ -366,10 +366,7 @@ def test_gemma_3_has_a_processor_for_images(tmp_path):
         {"type": "text", "text": "?"},
     ]
     batch = processor.apply_chat_template(
-        [{"role": "user", "content": content}],
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
+        [{"role": "user", "content": content}], tokenize=True, return_dict=True, return_tensors="pt"
     )
     assert batch["pixel_values"].shape == (1, 3, 28, 28)
     assert int((batch["input_ids"] == 592).sum()) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels
+from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels
 from tuner.cost.operators.operators import launches_nothing, work_of
 
 aten = torch.ops.aten

@@ -73,10 +73,14 @@ def own_runner(clock_file):
 
 
 class Notes(dict):
-    """The latest of everything that a trial reports."""
+    """The latest of everything that a trial reports; `then` is called after each report."""
+
+    def __init__(self, then=lambda: None):
+        self._then = then
 
     def __call__(self, facts):
         self.update(facts)
+        self._then()
 
 
 def test_a_good_trial_comes_back_with_its_numbers(runner):
@@ -114,13 +118,8 @@ def test_a_trial_is_a_session_of_its_own_with_what_it_needs_only(runner):
 
 
 def test_a_hanging_trial_dies_with_all_its_helpers(runner, time_is_up):
-    notes = Notes()
-
-    def note(facts):
-        notes.update(facts)
-        time_is_up()
-
-    outcome = runner.run(acting("hang"), on_progress=note)
+    notes = Notes(time_is_up)
+    outcome = runner.run(acting("hang"), on_progress=notes)
     assert (outcome.status, outcome.phase) == (Status.TIMEOUT, "forward")
     assert f"{LONG_S:g} s" in outcome.message
     assert len(notes["pids"]) == 4
@@ -138,15 +137,9 @@ def test_helpers_of_a_trial_that_ended_well_die_too(runner):
 @pytest.mark.proof
 @pytest.mark.parametrize("killed", [True, False])
 def test_shared_memory_is_given_back(time_is_up, killed):
-    notes = Notes()
-
-    def note(facts):
-        notes.update(facts)
-        if not killed:
-            time_is_up()
-
+    notes = Notes() if killed else Notes(time_is_up)
     with new_runner("patient") as runner:
-        runner.run(acting("share_memory", killed=killed), on_progress=note)
+        runner.run(acting("share_memory", killed=killed), on_progress=notes)
         assert notes["segment"].startswith("psm_")
         assert not Path("/dev/shm", notes["segment"]).exists()
 
@@ -199,12 +192,8 @@ def test_a_signal_is_told_to_descendants_that_have_a_handler_only():
 
 
 def test_a_trial_can_be_given_up_from_another_thread(runner):
-    notes = Notes()
     heard = threading.Event()
-
-    def note(facts):
-        notes.update(facts)
-        heard.set()
+    notes = Notes(heard.set)
 
     def give_up():
         heard.wait(LONG_S)
@@ -212,7 +201,7 @@ def test_a_trial_can_be_given_up_from_another_thread(runner):
 
     thread = threading.Thread(target=give_up)
     thread.start()
-    outcome = runner.run(acting("hang"), on_progress=note)
+    outcome = runner.run(acting("hang"), on_progress=notes)
     thread.join()
     assert outcome.status is Status.INTERRUPTED
     assert not any(map(is_alive, notes["pids"]))
@@ -236,13 +225,9 @@ def test_an_exception_here_ends_the_trial_and_goes_on(own_runner):
 def test_when_the_warm_process_is_killed_its_trial_dies_and_the_next_has_a_new_one(
     own_runner, tmp_path
 ):
-    notes, heard = Notes(), tmp_path / "heard"
-
-    def note(facts):
-        notes.update(facts)
-        heard.touch()
-
-    outcome = own_runner.run(acting("kill_parent", heard=str(heard)), on_progress=note)
+    heard = tmp_path / "heard"
+    notes = Notes(heard.touch)
+    outcome = own_runner.run(acting("kill_parent", heard=str(heard)), on_progress=notes)
     assert outcome.status is Status.INTERRUPTED
     assert len(notes["pids"]) == 4
     wait_until_gone(notes["pids"])
@@ -287,10 +272,7 @@ def test_a_job_that_cannot_be_run_says_so_and_leaves_nothing():
     [("dies", r"(?s)code 9.*a library failed"), ("killed:{}", r"SIGKILL ended .* 2 times: ")],
 )
 def test_a_warm_process_that_cannot_start_leaves_its_last_words(model, said, tmp_path):
-    with (
-        new_runner(model.format(tmp_path)) as runner,
-        pytest.raises(UnavailableError, match=said),
-    ):
+    with new_runner(model.format(tmp_path)) as runner, pytest.raises(UnavailableError, match=said):
         runner.run(acting("good"))
     assert runner.warm_pid is None
 

@@ -18,8 +18,8 @@ from tuner.predict.predict import check_supported
 from tuner.predict.training import get_workload
 from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.space import configure, load_space
-from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
+from tuner.space.load import read_space
 from tuner.space.models.catalogue import resolve_config
 
 SHIPPED = {

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.expressions import Expression
 from tuner.space import SCHEMAS, load_space
-from tuner.space.format import KEYS, read_space
+from tuner.space.load import KEYS, read_space
 
 SMALL = """\
 name: s
@@ -52,10 +52,7 @@ GOLDEN = [
         changed("causal_lm", "casual_lm"),
         "s.yaml:2 workload: unknown workload 'casual_lm' (did you mean 'causal_lm'?)",
     ),
-    (
-        changed("[1, 2, 4]", "[1, 2, 1]"),
-        "s.yaml:5 knobs.micro_batch: the value 1 is listed twice",
-    ),
+    (changed("[1, 2, 4]", "[1, 2, 1]"), "s.yaml:5 knobs.micro_batch: the value 1 is listed twice"),
     (changed("[1, 2, 4]", "[]"), "s.yaml:5 knobs.micro_batch: the list of values is empty"),
     (
         changed("[1, 2, 4]", "4"),
@@ -68,18 +65,9 @@ GOLDEN = [
         "s.yaml:5 knobs.micro_batch: micro_batch cannot be '2.5': it must be a whole number of at "
         "least 1",
     ),
-    (
-        changed("step: 16", "step: 0"),
-        "s.yaml:6 knobs.lora_rank: step 0 must be more than 0",
-    ),
-    (
-        changed(", step: 16", ""),
-        "s.yaml:6 knobs.lora_rank: step missing: write {min, max, step}",
-    ),
-    (
-        changed("max: 64", "max: 10"),
-        "s.yaml:6 knobs.lora_rank: min 16 is more than max 10",
-    ),
+    (changed("step: 16", "step: 0"), "s.yaml:6 knobs.lora_rank: step 0 must be more than 0"),
+    (changed(", step: 16", ""), "s.yaml:6 knobs.lora_rank: step missing: write {min, max, step}"),
+    (changed("max: 64", "max: 10"), "s.yaml:6 knobs.lora_rank: min 16 is more than max 10"),
     (
         changed("max: 64, step: 16", "max: 900000000, step: 1"),
         "s.yaml:6 knobs.lora_rank: 16 to 900000000 in steps of 1 are 899999985 values; at most "
@@ -89,10 +77,7 @@ GOLDEN = [
         changed("[1, 2, 4]", "{powers_of_two: {min: 5, max: 7}}"),
         "s.yaml:5 knobs.micro_batch.powers_of_two: there is no power of two from 5 to 7",
     ),
-    (
-        SMALL + "name: again\n",
-        "s.yaml:12: 'name' is set twice, first in line 1",
-    ),
+    (SMALL + "name: again\n", "s.yaml:12: 'name' is set twice, first in line 1"),
     (
         changed("{effective_batch: 32}", "{effective_batch: 32, micro_batch: 1}"),
         "s.yaml:7 fixed: 'micro_batch' is under 'fixed' and under 'knobs' (keep one of them)",

@@ -12,8 +12,8 @@ from tuner.core.records import Memory, MemoryBudget, Prediction, Speed
 from tuner.predict.predictor import Predictor
 from tuner.predict.stages import StageWork, combine, predict_stages, stage_work
 from tuner.space import configure, load_space
-from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
+from tuner.space.load import read_space
 
 SPACES = Path(__file__).parents[1] / "search_spaces"
 GIB = 2**30

@@ -18,13 +18,12 @@ from tuner.cost.memory import Course, peak_memory
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import Counts, get_workload
 from tuner.space import DataFacts, TokenLengths
-from tuner.trial import step_plan
+from tuner.trial import stop_rule
 from tuner.trial.base import GiveUp, Instructions, MeasureOptions
 from tuner.trial.device import RealEnvironment
 from tuner.trial.measure import measure
-from tuner.trial.step_plan import StepPlan
-from tuner.trial.steps import StepParts, Stepper, time_steps, warm_up
-from tuner.trial.stop_rule import STEP_SCATTER, StopRule
+from tuner.trial.steps import Stepper, _StepParts, time_steps, warm_up
+from tuner.trial.stop_rule import STEP_SCATTER, StepPlan, StopRule
 
 FIRST_S, LATER_S, UPDATE_S = 0.75, 1.0, 0.5
 MICRO_STEPS = 16
@@ -148,13 +147,9 @@ def test_the_rate_of_a_whole_step_decides_whether_a_trial_is_dominated(clock, fa
     assert found.timed.stopped_by == "dominated"
 
 
-@given(
-    st.lists(st.floats(0.01, 10), min_size=1, max_size=8),
-    st.floats(0, 10),
-    st.integers(0, 100),
-)
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=8), st.floats(0, 10), st.integers(0, 100))
 def test_parts_of_a_whole_step_are_its_time(micro_s, update_s, more):
-    parts = StepParts(tuple(micro_s), update_s)
+    parts = _StepParts(tuple(micro_s), update_s)
     assert parts.whole_s(len(micro_s)) == pytest.approx(sum(micro_s) + update_s)
     longer = parts.whole_s(len(micro_s) + more) - parts.whole_s(len(micro_s))
     later = micro_s[1:] or micro_s
@@ -219,7 +214,7 @@ LENGTHS = TokenLengths(10.0, 20, ((0.0, 0.0), (20.0, 1.0)))
 def test_a_real_trial_of_long_steps_says_how_it_was_timed(
     model, monkeypatch, lengths, data, micro_steps
 ):
-    monkeypatch.setattr(step_plan, "LONG_STEP_S", 0.0)
+    monkeypatch.setattr(stop_rule, "LONG_STEP_S", 0.0)
     options = quick(lengths=lengths)
     found = measure(job(model, data=data), knobs(grad_accum=16), options, lambda facts: None)
     assert found.timed_micro_steps == found.steps * micro_steps

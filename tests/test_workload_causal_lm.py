@@ -10,7 +10,7 @@ from estimate_samples import configuration, tiny_config
 
 from tuner.core.errors import InputError
 from tuner.core.records import MemoryCategory, Phase
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.predict.tracing.trace import trace
 from tuner.predict.training import get_workload, tokens_per_sample
 from tuner.predict.training.causal_lm_settings import TrainingSetup

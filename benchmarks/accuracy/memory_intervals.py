@@ -24,7 +24,7 @@ from benchmarks.accuracy.report import Comparison
 from benchmarks.accuracy.rows import read_rows
 from benchmarks.accuracy.traces import GPUS
 from tuner.core.records import Doubt, Memory
-from tuner.cost.memory_interval import MEMORY_ERRORS, Ends, MemoryErrors, Share
+from tuner.cost.interval import MEMORY_ERRORS, Ends, MemoryErrors, Share
 from tuner.space.gpus import get_gpu
 
 PLAIN, OLD = "plain", "BERT"

@@ -185,7 +185,7 @@ def naive_sum(case: Case) -> float:
     from itertools import accumulate
     from unittest import mock
 
-    from tuner.cost.operators.aten_kernels import Kernels
+    from tuner.cost.operators.kernels import Kernels
     from tuner.predict.traces import Subject
     from tuner.predict.tracing import trace as tracing
     from tuner.predict.tracing.cuda_path import CudaPath

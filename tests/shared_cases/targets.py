@@ -115,7 +115,7 @@ def read_space(path: Path) -> None:
 
 @cache
 def _space() -> Any:
-    from tuner.space.format import read_space as read
+    from tuner.space.load import read_space as read
 
     return read(SPACE, "input.yaml")
 
@@ -369,7 +369,7 @@ def data_inputs() -> st.SearchStrategy[bytes]:
 
 
 def read_data(path: Path) -> None:
-    from tuner.space.data_file import read_lengths
+    from tuner.space.data import read_lengths
 
     found = read_lengths(path, length_column="tokens")
     assert found.known

@@ -16,7 +16,7 @@ from tuner.app.cli.main import run
 from tuner.core.errors import InputError
 from tuner.searches.store import ResultsFolder
 from tuner.space import load_space
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 ROOT = Path(__file__).parents[2]
 APPLY = ["apply", "--space", "tiny.yaml", "--gpu", "a6000"]

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.cost.interval import (
-    COVERAGE,
-    Calibration,
-    ErrorPrior,
-    Observation,
-    log_evidence,
-)
+from tuner.cost.interval import COVERAGE, Calibration, ErrorPrior, Observation, log_evidence
 
 PRIOR = ErrorPrior(bias_scale=0.1, spread=0.05, spread_sd=1.0, least_spread=0.001, source="made up")
 UNIFORM = st.floats(-0.5, 0.5)

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from results_samples import GPU, make_measurement, make_memory, make_record, make_speed
 
-from tuner.core.records import (
-    Exhausted,
-    MemoryBudget,
-    Outcome,
-    Prediction,
-    Status,
-    TrialRecord,
-)
+from tuner.core.records import Exhausted, MemoryBudget, Outcome, Prediction, Status, TrialRecord
 from tuner.core.units import GIB
 from tuner.cost.calibrate import (
     ALLOCATED,
@@ -26,7 +19,7 @@ from tuner.cost.calibrate import (
     RESERVED,
     STEP,
     TOKENS,
-    Calibrations,
+    _Calibrations,
     calibrations_from,
     observations_of,
     prior_intervals,
@@ -166,7 +159,7 @@ def test_simulated_trials_teach_nothing():
 
 def test_running_out_of_memory_lowers_the_probability_of_fitting():
     tight = predicted(45)
-    before = Calibrations().probabilities_of_fitting([tight], SPACE)[0]
+    before = _Calibrations().probabilities_of_fitting([tight], SPACE)[0]
     ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(45))
     after = calibrations_from([ran_out])
     assert after.probabilities_of_fitting([tight], SPACE)[0] < before - 0.05

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tuner.trial.base import MeasureOptions
 from tuner.trial.command_progress import (
     CommandProgress,
-    Counted,
-    NotFinite,
-    OutputReader,
-    Summary,
-    TaggedLine,
+    _Counted,
+    _NotFinite,
+    _OutputReader,
+    _Summary,
+    _TaggedLine,
     events_of,
 )
 from tuner.trial.stop_rule import Amounts, StepTimer
@@ -28,22 +28,22 @@ OPTIONS = MeasureOptions(device="cpu", budget_s=1.0, min_steps=3, warmup_steps=2
 @pytest.mark.parametrize(
     ("line", "event"),
     [
-        ('tuner: {"samples": 8}', TaggedLine({"samples": 8})),
-        (' 12%|##        | 3/25 [00:01<00:09]tuner: {"samples": 8}', TaggedLine({"samples": 8})),
-        (" 12%|#2        | 3/25 [00:01<00:09,  2.50it/s]", Counted("", 3, 25, 2.5)),
-        ("  8%|8         | 1/12 [00:01<00:15,  4.00s/it]", Counted("", 1, 12, 0.25)),
+        ('tuner: {"samples": 8}', _TaggedLine({"samples": 8})),
+        (' 12%|##        | 3/25 [00:01<00:09]tuner: {"samples": 8}', _TaggedLine({"samples": 8})),
+        (" 12%|#2        | 3/25 [00:01<00:09,  2.50it/s]", _Counted("", 3, 25, 2.5)),
+        ("  8%|8         | 1/12 [00:01<00:15,  4.00s/it]", _Counted("", 1, 12, 0.25)),
         ("Epoch 0:  50%|#####     | 5/10 [00:00<00:00, 8.00it/s, v_num=0]",
-         Counted("Epoch 0", 5, 10, 8.0)),
-        ("train: 7it [00:03,  2.00it/s, loss=2.1]", Counted("train", 7, None, 2.0)),
-        ("  0%|          | 0/12 [00:00<?, ?it/s]", Counted("", 0, 12, None)),
-        ("99%|#9| 990/1000 [1:02:03<00:10, 50.0samples/s]", Counted("", 990, 1000, 50.0)),
-        ("step 12/100 | loss 2.31", Counted("step", 12, 100)),
-        ("iter 7: loss 2.3, time 12ms", Counted("iter", 7)),
-        ("[train] Step: 40 lr 1e-4", Counted("step", 40)),
-        ("{'loss': 'nan', 'grad_norm': '1.0'}", NotFinite()),
-        ("loss=inf", NotFinite()),
+         _Counted("Epoch 0", 5, 10, 8.0)),
+        ("train: 7it [00:03,  2.00it/s, loss=2.1]", _Counted("train", 7, None, 2.0)),
+        ("  0%|          | 0/12 [00:00<?, ?it/s]", _Counted("", 0, 12, None)),
+        ("99%|#9| 990/1000 [1:02:03<00:10, 50.0samples/s]", _Counted("", 990, 1000, 50.0)),
+        ("step 12/100 | loss 2.31", _Counted("step", 12, 100)),
+        ("iter 7: loss 2.3, time 12ms", _Counted("iter", 7)),
+        ("[train] Step: 40 lr 1e-4", _Counted("step", 40)),
+        ("{'loss': 'nan', 'grad_norm': '1.0'}", _NotFinite()),
+        ("loss=inf", _NotFinite()),
         ("{'train_runtime': '6.1', 'train_samples_per_second': '7.7', "
-         "'train_steps_per_second': '1.9', 'train_loss': '4.1'}", Summary(7.7, 1.9)),
+         "'train_steps_per_second': '1.9', 'train_loss': '4.1'}", _Summary(7.7, 1.9)),
     ],
 )  # fmt: skip
 def test_lines_that_tell_something(line, event):
@@ -61,7 +61,7 @@ def test_lines_that_tell_nothing(line):
 
 @given(st.binary(max_size=400), st.integers(1, 7))
 def test_any_output_can_be_read_in_any_pieces(data, size):
-    reader = OutputReader()
+    reader = _OutputReader()
     for start in range(0, len(data), size):
         reader.feed(data[start : start + size])
 
@@ -69,10 +69,10 @@ def test_any_output_can_be_read_in_any_pieces(data, size):
 def test_the_tagged_lines_do_not_depend_on_how_they_arrive():
     lines = "".join(f'tuner: {{"samples": {n}}}\n' for n in range(1, 6)).encode()
     for size in range(1, len(lines)):
-        reader, events = OutputReader(), []
+        reader, events = _OutputReader(), []
         for start in range(0, len(lines), size):
             events += reader.feed(lines[start : start + size])
-        assert events == [TaggedLine({"samples": n}) for n in range(1, 6)]
+        assert events == [_TaggedLine({"samples": n}) for n in range(1, 6)]
 
 
 def test_tqdm_itself_is_understood():
@@ -81,8 +81,8 @@ def test_tqdm_itself_is_understood():
         "import time\nfrom tqdm import tqdm\nfor _ in tqdm(range(30), desc='fit'): time.sleep(0.01)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    counted = [e for e in OutputReader().feed(done.stderr) if isinstance(e, Counted)]
-    assert counted[0] == Counted("fit", 0, 30, None)
+    counted = [e for e in _OutputReader().feed(done.stderr) if isinstance(e, _Counted)]
+    assert counted[0] == _Counted("fit", 0, 30, None)
     assert (counted[-1].name, counted[-1].count, counted[-1].total) == ("fit", 30, 30)
     assert 1 < counted[-1].rate <= 100  # a step sleeps 10 ms, and is held up at times
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.core.errors import InputError
-from tuner.space.lengths import PADDING_MODES, Bounds, TokenLengths
+from tuner.space.lengths import PADDING_MODES, TokenLengths, _Bounds
 
 lengths_st = st.lists(st.integers(0, 300), min_size=1, max_size=40).filter(any)
 max_length_st = st.integers(1, 350)
 micro_batch_st = st.integers(1, 64)
 
 
-def exactly(bounds: Bounds) -> float:
+def exactly(bounds: _Bounds) -> float:
     assert bounds.value is not None
     return bounds.value
 
@@ -33,13 +33,13 @@ def test_summary_of_counted_lengths():
 def test_one_example_a_batch_is_never_padded():
     shape = FOUR.batch(1, 64)
     assert exactly(shape.padding_share) == 0
-    assert shape.expected_length == shape.tokens_per_sample == Bounds.exactly(124 / 4)
+    assert shape.expected_length == shape.tokens_per_sample == _Bounds.exactly(124 / 4)
     assert shape.worst_length == 64
 
 
 def test_padding_to_max_length_by_hand():
     shape = FOUR.batch(8, 200, "max_length")
-    assert (shape.expected_length, shape.worst_length) == (Bounds.exactly(200), 200)
+    assert (shape.expected_length, shape.worst_length) == (_Bounds.exactly(200), 200)
     assert exactly(shape.padding_share) == pytest.approx(1 - 40 / 200)
 
 
@@ -113,8 +113,8 @@ def test_an_unknown_distribution_gives_intervals_and_no_default():
     assert shape.expected_length.value is None
     assert shape.padding_share.value is None
     assert shape.worst_length == 512
-    assert unknown.truncation(512).share_examples == Bounds(0, 235 / 513)  # Markov
-    assert unknown.truncation(1024).share_tokens == Bounds.exactly(0)
+    assert unknown.truncation(512).share_examples == _Bounds(0, 235 / 513)  # Markov
+    assert unknown.truncation(1024).share_tokens == _Bounds.exactly(0)
 
 
 def test_what_the_mean_alone_decides_is_exact():
@@ -122,13 +122,13 @@ def test_what_the_mean_alone_decides_is_exact():
     assert exactly(unknown.batch(4, 1000, "max_length").padding_share) == pytest.approx(0.8)
     assert exactly(unknown.batch(4, 1000, "packing").samples_per_sequence) == 5
     assert unknown.steps_per_epoch(4, 1000, "packing") == 5
-    assert unknown.batch(1, 1000).expected_length == Bounds.exactly(200)
+    assert unknown.batch(1, 1000).expected_length == _Bounds.exactly(200)
 
 
 def test_lengths_all_alike_leave_no_doubt():
     alike = TokenLengths.from_summary(mean=100, longest=100)
-    assert alike.truncation(50).share_examples == Bounds.exactly(1)
-    assert alike.truncation(50).share_tokens == Bounds.exactly(0.5)
+    assert alike.truncation(50).share_examples == _Bounds.exactly(1)
+    assert alike.truncation(50).share_tokens == _Bounds.exactly(0.5)
     assert exactly(alike.batch(8, 50).expected_length) == 50
 
 

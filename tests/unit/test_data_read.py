@@ -11,8 +11,8 @@ import pytest
 
 from tuner.app.cli.main import run
 from tuner.core.errors import InputError
-from tuner.space import TokenLengths, data_file
-from tuner.space.data_file import read_lengths
+from tuner.space import TokenLengths, data
+from tuner.space.data import read_lengths
 
 
 def write(folder: Path, *rows: object, name: str = "data.jsonl") -> Path:
@@ -98,7 +98,7 @@ def test_malformed_bytes(tmp_path: Path):
 
 
 def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data_file, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(data, "MAX_LINE_BYTES", 1000)
     fits = '{"n": 1' + " " * 992 + "}"
     path = write(tmp_path, fits, '{"n": 2}' + " " * 9000, {"n": "last"})
     with pytest.raises(InputError) as error:

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tuner.emulator.inside.decoding_pattern import find_pattern
+from tuner.emulator.inside.decoding import find_pattern
 
 
 class Allocator:

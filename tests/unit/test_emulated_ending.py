@@ -79,8 +79,7 @@ class TestOutOfMemory:
         assert (found.error.type, found.error.line) == (OUT_OF_MEMORY, "train.py:3")
 
     @pytest.mark.parametrize(
-        ("recovered", "afterwards"),
-        [((), Afterwards.SURVIVED), ((0,), Afterwards.RECOVERED)],
+        ("recovered", "afterwards"), [((), Afterwards.SURVIVED), ((0,), Afterwards.RECOVERED)]
     )
     def test_a_process_that_trains_on_got_as_much_there_or_goes_without(
         self, recovered, afterwards
@@ -197,21 +196,10 @@ def emulations(draw: st.DrawFn) -> Emulation:
     gpu = get_gpu("rtx4090")
     used = draw(st.sampled_from((0, GIB, gpu.memory_bytes - 1, gpu.memory_bytes)))
     use = EmulatedDeviceUse(
-        rank=0,
-        device=0,
-        peak_allocated_bytes=used,
-        peak_reserved_bytes=used,
-        device_bytes=used,
-        managed_bytes=0,
-        loaded_bytes=0,
-        phase_peak_bytes={},
-        peak_phase="load",
-        breakdown={},
-        allocations=(),
-        alloc_retries=0,
-        ooms=0,
-        trainable_params=0,
-    )
+        rank=0, device=0, peak_allocated_bytes=used, peak_reserved_bytes=used, device_bytes=used,
+        managed_bytes=0, loaded_bytes=0, phase_peak_bytes={}, peak_phase="load", breakdown={},
+        allocations=(), alloc_retries=0, ooms=0, trainable_params=0,
+    )  # fmt: skip
     return emulation(
         ended=draw(st.sampled_from(Ended)),
         steps=draw(st.integers(0, 3)),

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tuner.emulator.inside.uses import Loops, Use, use_in
+from tuner.emulator.inside.transfers import Loops, Use, use_in
 
 
 class Read:

@@ -8,8 +8,7 @@ import pytest
 
 from tuner.core.errors import UnavailableError
 from tuner.emulator import build as building
-from tuner.emulator.build import CORE, build
-from tuner.emulator.toolchain import TorchBuild
+from tuner.emulator.build import CORE, TorchBuild, build
 
 TORCH = TorchBuild(folder=Path("torch"), version="2.13.0+cu130", cuda=(13, 0))
 

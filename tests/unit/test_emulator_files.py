@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from started import run_python
 
-from tuner.emulator.build import SOURCES
-from tuner.emulator.toolchain import find_compiler
+from tuner.emulator.build import SOURCES, find_compiler
 
 WAYS = {
     "open w": "open('file', 'w').write('x'); assert open('file').read() == 'x'",

@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.core.units import KIB, MIB
-from tuner.cost.allocator import (
-    AllocatorSettings,
-    CachingAllocator,
-    replay,
-    round_size,
-)
+from tuner.cost.allocator import AllocatorSettings, _CachingAllocator, replay, round_size
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 SPLIT_32 = AllocatorSettings(max_split_size_bytes=32 * MIB)
@@ -28,9 +23,9 @@ def mib(number: float) -> int:
     return round(number * MIB)
 
 
-def allocator_after(*sizes_mib: float, freed: bool = True, **options) -> CachingAllocator:
+def allocator_after(*sizes_mib: float, freed: bool = True, **options) -> _CachingAllocator:
     """An allocator in which segments of these sizes were taken and, by default, given back."""
-    allocator = CachingAllocator(**options)
+    allocator = _CachingAllocator(**options)
     blocks = [allocator.malloc(mib(size)) for size in sizes_mib]
     for block in blocks if freed else ():
         allocator.free(block)
@@ -45,7 +40,7 @@ def allocator_after(*sizes_mib: float, freed: bool = True, **options) -> Caching
 )
 def test_requests_round_to_512_bytes(asked, rounded):
     assert round_size(asked) == rounded
-    allocator = CachingAllocator()
+    allocator = _CachingAllocator()
     allocator.malloc(asked)
     assert allocator.allocated_bytes == rounded
 
@@ -63,13 +58,13 @@ def test_requests_round_to_512_bytes(asked, rounded):
     ],
 )
 def test_first_request_reserves_a_segment(asked, reserved_mib):
-    allocator = CachingAllocator()
+    allocator = _CachingAllocator()
     allocator.malloc(asked)
     assert allocator.reserved_bytes == reserved_mib * MIB
 
 
 def test_small_requests_share_a_segment_down_to_the_last_512_bytes():
-    allocator = CachingAllocator()
+    allocator = _CachingAllocator()
     blocks = [allocator.malloc(512) for _ in range(4096)]
     assert allocator.reserved_bytes == 2 * MIB
     assert len({block.address for block in blocks}) == 4096
@@ -105,7 +100,7 @@ def test_takes_the_smallest_block_that_is_large_enough():
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
 def test_freed_neighbours_merge_in_any_order(order):
-    allocator = CachingAllocator()
+    allocator = _CachingAllocator()
     blocks = [allocator.malloc(6 * MIB) for _ in range(3)]
     for index in order:
         allocator.free(blocks[index])
@@ -115,7 +110,7 @@ def test_freed_neighbours_merge_in_any_order(order):
 
 
 def test_a_hole_too_small_makes_a_new_segment():
-    allocator = CachingAllocator()
+    allocator = _CachingAllocator()
     first, _, third = (allocator.malloc(6 * MIB) for _ in range(3))
     allocator.free(first)
     allocator.free(third)
@@ -164,7 +159,7 @@ def test_released_segments_are_not_handed_out_again():
 
 
 def test_a_segment_in_use_is_not_released():
-    allocator = CachingAllocator(limit_bytes=40 * MIB)
+    allocator = _CachingAllocator(limit_bytes=40 * MIB)
     first, _ = allocator.malloc(6 * MIB), allocator.malloc(6 * MIB)
     allocator.free(first)
     assert allocator.malloc(30 * MIB) is None
@@ -188,7 +183,7 @@ def test_several_oversized_blocks_are_released_largest_first():
 
 
 def test_expandable_segment_grows_by_pages():
-    allocator = CachingAllocator(EXPANDABLE)
+    allocator = _CachingAllocator(EXPANDABLE)
     allocator.malloc(50 * MIB)
     assert allocator.reserved_bytes == 60 * MIB
     allocator.malloc(30 * MIB)  # 10 MiB are left, 20 more make it fit
@@ -198,20 +193,20 @@ def test_expandable_segment_grows_by_pages():
 
 
 def test_expandable_segment_splits_down_to_512_bytes():
-    allocator = CachingAllocator(EXPANDABLE)
+    allocator = _CachingAllocator(EXPANDABLE)
     allocator.malloc(20 * MIB - 512)
     assert allocator.allocated_bytes == 20 * MIB - 512
 
 
 def test_the_growing_end_is_the_last_choice_of_best_fit():
-    allocator = CachingAllocator(EXPANDABLE)
+    allocator = _CachingAllocator(EXPANDABLE)
     hole, _ = allocator.malloc(30 * MIB), allocator.malloc(2 * MIB)
     allocator.free(hole)  # free: 30 MiB in front, 8 MiB at the end that can grow
     assert allocator.malloc(5 * MIB).address == 0
 
 
 def test_expandable_release_unmaps_whole_pages_only():
-    allocator = CachingAllocator(EXPANDABLE, limit_bytes=70 * MIB)
+    allocator = _CachingAllocator(EXPANDABLE, limit_bytes=70 * MIB)
     first, _ = allocator.malloc(50 * MIB), allocator.malloc(5 * MIB)
     assert allocator.reserved_bytes == 60 * MIB
     allocator.free(first)
@@ -230,7 +225,7 @@ def test_growth_of_both_options_together_matches_a_real_gpu():
     retry brought it down to 2,680 MiB with 296 MiB allocated.
     """
     measured = {0: 220, 20: 2980, 40: 5760, 60: 8520, 80: 11300, 100: 14060, 115: 2680}
-    allocator = CachingAllocator(BOTH_128, limit_bytes=16_000 * MIB)
+    allocator = _CachingAllocator(BOTH_128, limit_bytes=16_000 * MIB)
     allocator.malloc(64 * MIB)
     reserved = {}
     for cycle in range(116):
@@ -265,7 +260,7 @@ def test_replay_names_the_request_that_did_not_fit():
 # -- invariants -----------------------------------------------------------------------------
 
 
-def walk(allocator: CachingAllocator, held) -> dict[int, object]:
+def walk(allocator: _CachingAllocator, held) -> dict[int, object]:
     """Every block that can be reached from the live and the free ones, by address and size."""
     seen = {}
     pending = [
@@ -280,7 +275,7 @@ def walk(allocator: CachingAllocator, held) -> dict[int, object]:
     return seen
 
 
-def check_invariants(allocator: CachingAllocator, held) -> None:
+def check_invariants(allocator: _CachingAllocator, held) -> None:
     blocks = walk(allocator, held).values()
     assert {id(b) for b in blocks if not b.free} == {id(b) for b in held}
     free = [block for pool in allocator._pools.values() for block in pool.free.values()]
@@ -318,7 +313,7 @@ LIMITS = st.one_of(st.none(), st.integers(2 * MIB, 300 * MIB))
 @settings(max_examples=300)
 @given(actions=ACTIONS, options=OPTIONS, limit=LIMITS)
 def test_invariants_hold_whatever_is_asked(actions, options, limit):
-    allocator = CachingAllocator(options, limit_bytes=limit)
+    allocator = _CachingAllocator(options, limit_bytes=limit)
     held = []
     peak = 0
     for action in actions:

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 
 from tuner.cost.operators.timeline import Work
-from tuner.cost.speed.host import BNB_UPDATE, HOSTS, INT8_LAYER, LAUNCH_S, RECOMPUTED, TRAINED
-from tuner.cost.speed.roofline import BLOCKWISE, Roofline, StepWork, step_times
+from tuner.cost.speed.roofline import (
+    BLOCKWISE,
+    BNB_UPDATE,
+    HOSTS,
+    INT8_LAYER,
+    LAUNCH_S,
+    RECOMPUTED,
+    TRAINED,
+    Roofline,
+    StepWork,
+    step_times,
+)
 from tuner.cost.work_arrays import SEGMENTS, WorkArrays
 from tuner.space.gpus import get_gpu
 

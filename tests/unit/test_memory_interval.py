@@ -12,7 +12,7 @@ from results_samples import make_memory, make_record
 from tuner.core.records import Configuration, Doubt, Memory
 from tuner.core.units import GIB, MIB
 from tuner.cost.calibrate import ALLOCATED, DEVICE, RESERVED, STEP, TOKENS, prior_intervals, widened
-from tuner.cost.memory_interval import MEMORY_ERRORS
+from tuner.cost.interval import MEMORY_ERRORS
 from tuner.predict.predict import doubts_of
 from tuner.program.planned import ASSUMES, ProgramPlan
 from tuner.program.reading import PACKED

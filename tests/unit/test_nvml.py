@@ -10,7 +10,7 @@ import pytest
 from nvml_fakes import FakeNvml
 
 from tuner.core import nvml
-from tuner.core.nvml import DeviceProcess, DeviceReader
+from tuner.core.nvml import DeviceReader, _DeviceProcess
 from tuner.core.units import GIB
 
 
@@ -42,8 +42,8 @@ def test_a_reader_tells_what_slows_a_device_and_who_uses_it():
     reader = DeviceReader(FakeNvml(reasons=0x4 | 0x20 | 0x1, processes=processes), 0)
     assert reader.slowdowns() == ("power limit", "temperature (driver)")
     assert reader.processes() == (
-        DeviceProcess(12, "program12", 39 * GIB),
-        DeviceProcess(13, "program13", None),
+        _DeviceProcess(12, "program12", 39 * GIB),
+        _DeviceProcess(13, "program13", None),
     )
 
 

@@ -13,7 +13,7 @@ from tuner.core.errors import InputError
 from tuner.core.records.reading import written
 from tuner.cost.operators.timeline import Work
 from tuner.cost.speed import profile as profiles
-from tuner.cost.speed.kernel_times import MeasuredKernelTimes
+from tuner.cost.speed.kernel_times import _MeasuredKernelTimes
 from tuner.cost.speed.profile import (
     AttentionRate,
     DeviceProfile,
@@ -80,7 +80,7 @@ def work(name, kind, dtype, moved, flops=0, shape=None):
 
 
 def seconds(one, *, allow_tf32=False):
-    times = MeasuredKernelTimes(PROFILE)
+    times = _MeasuredKernelTimes(PROFILE)
     ((found,),) = times.seconds(WorkArrays.of_works([one]), A6000, allow_tf32=allow_tf32)
     return found
 
@@ -190,7 +190,7 @@ def test_many_operators_at_many_points_are_timed_as_each_one_alone():
         bytes_moved=np.repeat(one.bytes_moved, 3, axis=1),
         shapes=np.repeat(one.shapes, 3, axis=2),
     )
-    times: KernelTimes = MeasuredKernelTimes(PROFILE)
+    times: KernelTimes = _MeasuredKernelTimes(PROFILE)
     together = times.seconds(many, A6000, allow_tf32=False)
     assert together == pytest.approx(np.array([[seconds(w)] * 3 for w in listed]))
     assert set(times.host(A6000)) == {PROFILE.launch_s}

@@ -13,8 +13,8 @@ from tuner.core.records import KnobValue
 from tuner.emulator.emulation import FEW, EmulatedDeviceUse, Emulation
 from tuner.emulator.session import DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
-from tuner.space.format import read_space
 from tuner.space.gpus import get_gpu
+from tuner.space.load import read_space
 
 SPACE = read_space(
     """

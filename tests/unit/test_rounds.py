@@ -72,15 +72,9 @@ LOOPS = {
         *(9, 8),
     ],
     "for i in [{'n': 7}] * 50 + [{'n': 9}] + [{'n': 8}] * 9:\n"
-    "    seen.append(i['n'])\n    step()": [
-        *([7] * (3 + MOST_VISITS + PROBES - 1)),
-        *(9, 8),
-    ],
+    "    seen.append(i['n'])\n    step()": [*([7] * (3 + MOST_VISITS + PROBES - 1)), *(9, 8)],
     "for i, n in enumerate([[7]] * 50 + [[7] * 9] + [[7, 7]] * 9):\n"
-    "    seen.append(len(n))\n    step()": [
-        *([1] * (3 + MOST_VISITS + PROBES - 1)),
-        *(9, 2),
-    ],
+    "    seen.append(len(n))\n    step()": [*([1] * (3 + MOST_VISITS + PROBES - 1)), *(9, 2)],
     "for i in ([n] for n in range(99)):\n    seen.append(i[0])\n    step()": [
         *range(3 + MOST_VISITS)
     ],

@@ -16,10 +16,9 @@ from started import run_python
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tuner.emulator.inside import row_sizes as reading
-from tuner.emulator.inside.budget import Budget
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.row_sizes import row_sizes
-from tuner.emulator.inside.shortening import Shortening
+from tuner.emulator.inside.shortening import Budget, Shortening
 
 LENGTHS = [10] * 40
 LENGTHS[25], LENGTHS[33] = 500, 90
@@ -250,7 +249,7 @@ def test_other_rows_are_read_up_to_a_number_and_random_numbers_stay(
 SAVED = """\
 import torch
 from pathlib import Path
-from tuner.emulator.inside.sparse_saving import save_sparsely
+from tuner.emulator.inside.hollow import save_sparsely
 save_sparsely()
 torch.save({"a": torch.zeros(1000, 1000)}, "model.pt")
 print(torch.load("model.pt")["a"].shape)

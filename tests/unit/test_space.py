@@ -24,7 +24,7 @@ from tuner.space import (
     parse_settings,
     pin,
 )
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 ROOT = Path(__file__).parents[2]
 QLORA27B = ROOT / "search_spaces" / "qlora27b.yaml"

@@ -7,7 +7,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.setup.schemas import unmodelled
 from tuner.space import SCHEMAS, configure, default_space, pin
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 TERMS = SCHEMAS["causal_lm"].terms
 
@@ -85,9 +85,4 @@ def test_a_part_is_from_0_to_1(value):
 def test_what_predictions_ignore_is_named_where_it_is_set():
     small = space("micro_batch: [1], cudnn_benchmark: [true, false], num_workers: [0, 4]")
     named = {unmodelled("causal_lm", found) for found in small.configurations()}
-    assert named == {
-        (),
-        ("cudnn_benchmark",),
-        ("num_workers",),
-        ("cudnn_benchmark", "num_workers"),
-    }
+    assert named == {(), ("cudnn_benchmark",), ("num_workers",), ("cudnn_benchmark", "num_workers")}

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.errors import InputError
 from tuner.core.setup.schemas import memory_order
 from tuner.space import configure, load_space
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 GOOD = """
 name: mine

@@ -13,7 +13,7 @@ from tuner.core.errors import InputError
 from tuner.predict import cache
 from tuner.searches.facts import SpaceFacts
 from tuner.space import configure, pin
-from tuner.space.format import read_space
+from tuner.space.load import read_space
 
 TEXT = """\
 name: curriculum

@@ -11,7 +11,7 @@ import pytest
 
 from tuner.core import host, nvml
 from tuner.core.host import TreeMemory, descendants
-from tuner.core.nvml import DeviceProcess, DeviceUse
+from tuner.core.nvml import DeviceUse, _DeviceProcess
 
 GIB = 2**30
 
@@ -36,9 +36,9 @@ def test_processes_below_are_added_up_and_others_left_out(monkeypatch, helper):
     own, below = helper
     memory = TreeMemory(os.getpid(), 0)
     named = [(own, 3 * GIB), (below, 2 * GIB), (1, 30 * GIB), (below, None)]
-    pretend(monkeypatch, tuple(DeviceProcess(p, "python", n) for p, n in named), 40 * GIB)
+    pretend(monkeypatch, tuple(_DeviceProcess(p, "python", n) for p, n in named), 40 * GIB)
     assert memory.look(now=True) == 5 * GIB
-    pretend(monkeypatch, (DeviceProcess(own, "python", GIB),), 40 * GIB)
+    pretend(monkeypatch, (_DeviceProcess(own, "python", GIB),), 40 * GIB)
     assert memory.look(now=True) == GIB
     assert memory.peak_bytes == 5 * GIB
     assert not memory.is_of_device
@@ -48,7 +48,7 @@ def test_what_the_device_holds_more_stands_in_where_processes_are_hidden(monkeyp
     pretend(monkeypatch, None, 10 * GIB)
     memory = TreeMemory(os.getpid(), 0)
     assert memory.look(now=True) == 0
-    pretend(monkeypatch, (DeviceProcess(1, "process 1", 9 * GIB),), 17 * GIB)
+    pretend(monkeypatch, (_DeviceProcess(1, "process 1", 9 * GIB),), 17 * GIB)
     assert memory.look(now=True) == 7 * GIB
     assert memory.is_of_device
 

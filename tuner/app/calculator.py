@@ -26,11 +26,18 @@ from tuner.cost.allocator import (
     SMALL_SEGMENT_BYTES,
 )
 from tuner.cost.calibrate import step_factors
+from tuner.cost.interval import MEMORY_ERRORS
 from tuner.cost.library_memory import context_bytes, cublas_workspace_bytes
-from tuner.cost.memory_interval import MEMORY_ERRORS
-from tuner.cost.speed.host import RECOMPUTED, TRAINED
 from tuner.cost.speed.rates import BOARDS_DIFFER, matmul_peak, power_limit, rate_of
-from tuner.cost.speed.roofline import CACHED, KEPT, KEPT_ENDS, Efficiency, Roofline
+from tuner.cost.speed.roofline import (
+    CACHED,
+    KEPT,
+    KEPT_ENDS,
+    RECOMPUTED,
+    TRAINED,
+    Efficiency,
+    Roofline,
+)
 from tuner.cost.work_arrays import SEGMENTS
 from tuner.predict.compiler.structure import TILE_TOKENS, Structure, kernels_like
 from tuner.predict.portable import (

@@ -18,7 +18,7 @@ from tuner.cost.speed.profile import (
     profile_path,
     slug_of,
 )
-from tuner.emulator.toolchain import unavailable
+from tuner.emulator.build import unavailable
 from tuner.space.gpus import Gpu, as_told, get_gpu, match_device, not_predicted
 
 CPU, AUTO = "cpu", "auto"

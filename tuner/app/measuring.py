@@ -14,8 +14,8 @@ from tuner.core.environment import trial_environment
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Outcome, Prediction
 from tuner.core.units import GIB, format_gib
+from tuner.emulator.build import unavailable
 from tuner.emulator.here import is_emulated
-from tuner.emulator.toolchain import unavailable
 from tuner.predict.stages import hardest_first
 from tuner.searches.joining import checked_address
 from tuner.searches.nodes import Need

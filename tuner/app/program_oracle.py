@@ -30,7 +30,7 @@ from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
 from tuner.core.supervised import Tail
 from tuner.cost.calibrate import widened
-from tuner.cost.rank_memory import loaded_whole
+from tuner.cost.parallel import loaded_whole
 from tuner.emulator import Machine
 from tuner.emulator.emulation import STEPS, Emulation
 from tuner.predict.predict import doubts_of

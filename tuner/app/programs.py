@@ -23,8 +23,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.records import KnobValue, parse_margin
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.emulator import Machine
+from tuner.emulator.build import unavailable
 from tuner.emulator.emulation import Emulation
-from tuner.emulator.toolchain import unavailable
 from tuner.program.changes import Change, change
 from tuner.program.edit.source import PYTHON
 from tuner.program.launch import read_launch, runnable

@@ -74,8 +74,11 @@ def cpu_name() -> str:
 def usable_memory_bytes() -> int:
     """Memory that processes here may use: the container's limit where there is one, else all."""
     limits = [path.read_text().strip() for path in _CGROUP_LIMITS if path.is_file()]
+    installed = _fact(_MEMORY_FACTS, "MemTotal:")
+    if installed is None:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # "max" is no limit; version 1 writes no limit as a number larger than any memory.
-    return min([_memory_bytes(), *(int(text) for text in limits if text.isdigit())])
+    return min([installed, *(int(text) for text in limits if text.isdigit())])
 
 
 def usable_cpus() -> int:
@@ -102,11 +105,6 @@ def _cgroup_used_bytes() -> int | None:
     pairs = (line.split() for line in _CGROUP_FACTS.read_text().splitlines())
     facts = {name: int(value) for name, value in pairs}
     return int(_CGROUP_USE.read_text()) - facts.get("inactive_file", 0)
-
-
-def _memory_bytes() -> int:
-    found = _fact(_MEMORY_FACTS, "MemTotal:")
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
 
 
 def _fact(path: Path, name: str) -> int | None:

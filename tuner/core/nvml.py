@@ -74,7 +74,7 @@ class DeviceIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceProcess:
+class _DeviceProcess:
     """A process that computes on a device; memory in bytes, None where the driver is silent.
 
     In a container, `pid` may be of another namespace, and `name` then only its number.
@@ -99,7 +99,7 @@ def device_fault(index: int = 0) -> str | None:
     return None
 
 
-def device_processes(index: int = 0) -> tuple[DeviceProcess, ...] | None:
+def device_processes(index: int = 0) -> tuple[_DeviceProcess, ...] | None:
     """The processes that compute on CUDA device `index`; None where the driver does not tell."""
     with _handle(index) as found:
         if found is None:
@@ -178,7 +178,7 @@ class DeviceReader:
             return None
         return tuple(text for bit, text in SLOWDOWNS.items() if reasons & bit)
 
-    def processes(self) -> tuple[DeviceProcess, ...] | None:
+    def processes(self) -> tuple[_DeviceProcess, ...] | None:
         """The processes that compute on the device."""
         try:
             return _processes(self._nvml, self._handle)
@@ -272,7 +272,7 @@ def _memory(nvml: Any, handle: Any) -> tuple[int, int]:
     return int(memory.used), int(memory.total) - int(memory.reserved)
 
 
-def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
+def _processes(nvml: Any, handle: Any) -> tuple[_DeviceProcess, ...] | None:
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError as error:
@@ -280,7 +280,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[DeviceProcess, ...] | None:
             raise
         return None
     return tuple(
-        DeviceProcess(
+        _DeviceProcess(
             pid=int(process.pid),
             name=_process_name(nvml, int(process.pid)),
             used_bytes=None if process.usedGpuMemory is None else int(process.usedGpuMemory),

@@ -60,15 +60,13 @@ class TensorEntry:
         return self.elements * ELEMENT_BITS[self.dtype] // 8
 
 
-def write_shards(
-    folder: Path, tensors: Sequence[TensorEntry], *, shard_bytes: int = SHARD_BYTES
-) -> list[Path]:
+def write_shards(folder: Path, tensors: Sequence[TensorEntry]) -> list[Path]:
     """Write `tensors` into hollow files in `folder`, with an index where they are several.
 
     Returns the paths of the files. Raises `UnavailableError` where the file system has no holes.
     """
     _require_holes(folder)
-    shards = _split(tensors, shard_bytes)
+    shards = _split(tensors)
     if len(shards) == 1:
         return [write_hollow(folder / SINGLE, shards[0])]
     paths = [
@@ -84,12 +82,12 @@ def write_shards(
     return paths
 
 
-def _split(tensors: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
-    """The tensors in order, in groups of at most `shard_bytes` (or of one larger tensor)."""
+def _split(tensors: Iterable[TensorEntry]) -> list[list[TensorEntry]]:
+    """The tensors in order, in groups of at most `SHARD_BYTES` (or of one larger tensor)."""
     shards: list[list[TensorEntry]] = [[]]
     used_bytes = 0
     for tensor in tensors:
-        if shards[-1] and used_bytes + tensor.size_bytes > shard_bytes:
+        if shards[-1] and used_bytes + tensor.size_bytes > SHARD_BYTES:
             shards.append([])
             used_bytes = 0
         shards[-1].append(tensor)

@@ -103,12 +103,12 @@ def printable(text: str) -> str:
     """
     if text.isprintable():  # nearly all of it, in a report of many trials
         return text
-    return _UNSAFE.sub(lambda found: _spelled(found.group()), text.replace("\r\n", "\n"))
 
+    def spelled(found: re.Match[str]) -> str:
+        code = ord(found.group())
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return _UNSAFE.sub(spelled, text.replace("\r\n", "\n"))
 
 
 _CRASH = "Fatal Python error"  # faulthandler

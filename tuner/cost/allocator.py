@@ -122,7 +122,7 @@ class _Pool:
         self.most_split_bytes = math.inf if whole else settings.max_split_size_bytes or math.inf
 
 
-class CachingAllocator:
+class _CachingAllocator:
     """The allocator of one device. What a stream has freed, only that stream gets again.
 
     `malloc` returns a block to hand to `free`, or None when `limit_bytes` of reserved memory
@@ -248,7 +248,11 @@ class CachingAllocator:
     def _grow(self, size: int, pool: _Pool) -> _Block | None:
         if self._settings.expandable_segments:
             return self._expand(size, pool)
-        segment_bytes = _segment_size(size)
+        if size >= LARGE_OWN_SEGMENT_BYTES:
+            segment_bytes = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+        else:
+            is_small = size <= SMALL_LIMIT_BYTES
+            segment_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         if not self._has_room(segment_bytes):
             return None
         block = _Block(self._next_address, segment_bytes, pool)
@@ -416,7 +420,7 @@ def replay(
     first request that does not fit. Before event `release_at` cached segments are released.
     `keep_history` keeps the allocated and reserved bytes after each event.
     """
-    allocator = CachingAllocator(settings, limit_bytes=limit_bytes)
+    allocator = _CachingAllocator(settings, limit_bytes=limit_bytes)
     take, free = allocator.take, allocator.free
     sizes = [round_size(size) if size else 0 for size in sizes_bytes]
     pools = [
@@ -451,9 +455,3 @@ def replay(
         allocated_bytes=tuple(allocated),
         reserved_bytes=tuple(reserved),
     )
-
-
-def _segment_size(size: int) -> int:
-    if size < LARGE_OWN_SEGMENT_BYTES:
-        return SMALL_SEGMENT_BYTES if size <= SMALL_LIMIT_BYTES else LARGE_SEGMENT_BYTES
-    return -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES

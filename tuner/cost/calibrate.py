@@ -3,7 +3,7 @@
 Trials of one workload on one GPU share an error: a clock that the board's power does not
 sustain, an allocator's habit, a kernel that is slower than its kind. `calibrations_from` learns
 it from a journal, separately for each GPU and search space, with the model of
-`tuner.cost.interval`; `Calibrations.apply` corrects a prediction by it. Before
+`tuner.cost.interval`; `_Calibrations.apply` corrects a prediction by it. Before
 anything is measured, a prediction carries the interval of the prior: what the errors of published
 runs let expect of a GPU and workload never seen.
 """
@@ -29,13 +29,14 @@ from tuner.core.records import (
     TrialRecord,
 )
 from tuner.cost.interval import (
+    MEMORY_ERRORS,
     Calibration,
+    Ends,
     ErrorPrior,
     Floats,
     Observation,
     in_quadrature,
 )
-from tuner.cost.memory_interval import MEMORY_ERRORS, Ends
 from tuner.cost.speed.profile import uses_profile
 
 DEVICE, RESERVED, ALLOCATED = "device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"
@@ -281,7 +282,7 @@ _Key = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrations:
+class _Calibrations:
     """The scatter learned from trials, by GPU, space and quantity; the prior without trials."""
 
     learned: Mapping[_Key, Calibration] = field(default_factory=dict)
@@ -343,7 +344,7 @@ def _key(quantity: str, prediction: Prediction, space: str) -> _Key:
     return quantity, prediction.gpu, space, has_profile
 
 
-def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
+def calibrations_from(records: Iterable[TrialRecord]) -> _Calibrations:
     """Learn from the measured trials among `records`, for each GPU and space.
 
     A trial needs a prediction to be compared with: its own, or that of another record of the
@@ -368,7 +369,7 @@ def calibrations_from(records: Iterable[TrialRecord]) -> Calibrations:
             key = _key(observation.quantity, prediction, record.space)
             groups.setdefault(key, []).append(observation)
             priors[key] = prior_of(observation.quantity, has_profile=key[-1])
-    return Calibrations({key: Calibration.fit(seen, priors[key]) for key, seen in groups.items()})
+    return _Calibrations({key: Calibration.fit(seen, priors[key]) for key, seen in groups.items()})
 
 
 def _trial_key(record: TrialRecord) -> tuple[str, str, str]:

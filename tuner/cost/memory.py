@@ -63,10 +63,7 @@ class Course:
 
 
 def memory_history(
-    course: Course,
-    *,
-    settings: AllocatorSettings | None = None,
-    short: bool = False,
+    course: Course, *, settings: AllocatorSettings | None = None, short: bool = False
 ) -> Replay:
     """Memory after each event, by the allocator's rules; see `peak_memory`."""
     evaluation = (m.event for m in course.marks if short and m.phase is Phase.EVALUATION)

@@ -205,9 +205,7 @@ class SizedTimeline:
         """From the events and marks of a trace."""
         rows = [(m.event, _PHASES.index(m.phase), m.step, m.micro_step) for m in marks]
         return cls(
-            events=np.array(events, dtype=np.int32),
-            marks=np.array(rows, dtype=np.int32),
-            **rest,
+            events=np.array(events, dtype=np.int32), marks=np.array(rows, dtype=np.int32), **rest
         )
 
     def require_consistent(self) -> None:
@@ -257,16 +255,13 @@ class SizedTimeline:
         )
 
     def at(
-        self,
-        point: Any,
-        optimizer: OptimizerSteps,
-        *,
-        workspace_bytes: int,
-        accumulates: bool,
+        self, point: Any, optimizer: OptimizerSteps, *, workspace_bytes: int, accumulates: bool
     ) -> Course:
         """The requests of a training of these sizes, with one or two micro-steps in a step."""
-        own = self._block_bytes(point, workspace_bytes)
-        sizes = np.concatenate([own, optimizer.sizes_bytes])
+        own = _whole(self.sizes, point)
+        if self.workspace >= 0:
+            own[self.workspace] = workspace_bytes
+        sizes = np.concatenate([own[self.blocks.numbers], optimizer.sizes_bytes])
         rows = rows_of(np.concatenate([self.blocks.labels, optimizer.blocks.labels]))
         parts, marks, at = [], [], 0
         offset = np.array([len(self.blocks.numbers), 0])
@@ -292,12 +287,6 @@ class SizedTimeline:
             if accumulates or step != 1 or micro_step != 1 or is_update:
                 last = 1 if is_update and not accumulates else micro_step
                 yield Span(start, end, phase, step, last)
-
-    def _block_bytes(self, point: Any, workspace_bytes: int) -> NDArray[np.int64]:
-        sizes = _whole(self.sizes, point)
-        if self.workspace >= 0:
-            sizes[self.workspace] = workspace_bytes
-        return sizes[self.blocks.numbers]
 
 
 def _course(

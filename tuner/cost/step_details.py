@@ -154,16 +154,14 @@ def _cheaper(  # noqa: PLR0911 - one answer for each class of kernel
         return "adapters and weights in the compute type"
     if limit == "memory traffic":
         return "fused kernels (torch_compile, liger)"
-    rate, best = rate_of(gpu, str(works.dtypes[row]), allow_tf32), _best_rate(gpu)
+    rate = rate_of(gpu, str(works.dtypes[row]), allow_tf32)
+    supported = [p for p in ("bf16", "fp16", "fp32") if p in gpu.flops]
+    best = max(supported, key=gpu.flops.__getitem__)
     if rate == "fp32" and best != "fp32":
         return f"{best}: {gpu.flops[best] / gpu.flops[rate]:.0f} times the peak"
     if limit == "arithmetic" and used < _WORTH_SAYING:  # the idle part draws no power
         return f"sizes that fill whole tiles and waves: {used:.0%} of them is used"
     return ""
-
-
-def _best_rate(gpu: Gpu) -> str:
-    return max((p for p in ("bf16", "fp16", "fp32") if p in gpu.flops), key=gpu.flops.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tuner.cost.polynomial import Terms
 Floats = NDArray[np.float64]
 
 
-class Segment(NamedTuple):
+class _Segment(NamedTuple):
     """One phase of one micro-step."""
 
     phase: Phase
@@ -25,7 +25,9 @@ class Segment(NamedTuple):
 
 
 SEGMENTS = tuple(
-    Segment(phase, micro_step) for micro_step in (0, 1) for phase in (Phase.FORWARD, Phase.BACKWARD)
+    _Segment(phase, micro_step)
+    for micro_step in (0, 1)
+    for phase in (Phase.FORWARD, Phase.BACKWARD)
 )
 
 
@@ -119,15 +121,8 @@ class WorkArrays:
 
     def of(self, chosen: NDArray[np.bool_]) -> WorkArrays:
         """Some of the operators, at all points."""
-        return WorkArrays(
-            names=self.names[chosen],
-            kinds=self.kinds[chosen],
-            dtypes=self.dtypes[chosen],
-            flops=self.flops[chosen],
-            bytes_moved=self.bytes_moved[chosen],
-            shapes=self.shapes[chosen],
-            has_shape=self.has_shape[chosen],
-        )
+        fields = (field.name for field in dataclasses.fields(self))
+        return WorkArrays(**{name: getattr(self, name)[chosen] for name in fields})
 
 
 def executions_of(timeline: Timeline) -> NDArray[np.int64]:
@@ -138,7 +133,7 @@ def executions_of(timeline: Timeline) -> NDArray[np.int64]:
     counts = np.zeros((len(SEGMENTS), 2, len(timeline.works)), dtype=np.int64)
     for op in timeline.ops:
         mark = timeline.marks[op.mark]
-        segment = Segment(mark.phase, mark.micro_step)
+        segment = _Segment(mark.phase, mark.micro_step)
         if mark.step == 1 and segment in SEGMENTS:
             counts[SEGMENTS.index(segment), int(op.recompute), op.work] += 1
     return counts

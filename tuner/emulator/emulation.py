@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,17 +12,55 @@ from tuner.core.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, verdict_code
 from tuner.core.gpu import Gpu
 from tuner.core.host import usable_memory_bytes
 from tuner.core.records import Memory, MemoryBudget, Phase, RunTime, Verdict
-from tuner.emulator.ending import (
-    Afterwards,
-    Ended,
-    OwnFault,
-    ProgramError,
-    Refusal,
-    last_fatal,
-)
-from tuner.emulator.generation import DeclaredEngine, DecodeLoops
-from tuner.emulator.session import DevicePeak
+from tuner.emulator.ending import Afterwards, Ended, OwnFault, ProgramError, Refusal, last_fatal
+from tuner.emulator.session import Account, DevicePeak
 from tuner.emulator.step_time import EmulatedStepTime
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeLoops:
+    """`times` decode loops of `tokens` tokens, of which `run` ran; the others repeat them.
+
+    The number of tokens is the longest that was asked for: ends by a special token are unknown.
+    """
+
+    tokens: int
+    run: int
+    is_steady: bool
+    """The last tokens, which ran as well, requested what the pattern says."""
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DeclaredEngine:
+    """vLLM, which is not emulated: memory as declared, and no time.
+
+    In the mode "colocate" it takes `bytes`, a `share` of the device's memory (TRL's
+    `vllm_gpu_memory_utilization`), and none of it in the training if it `sleeps`. The mode "server"
+    takes none on this device but the buffers of its weight updates, whose size is unknown.
+    """
+
+    mode: str
+    share: float
+    bytes: int
+    sleeps: bool
+
+
+def decode_loops(events: Iterable[Mapping[str, Any]]) -> tuple[_DecodeLoops, ...]:
+    """The decode loops of the first rank that were extrapolated, the longest first."""
+    ended = [one for one in events if one["event"] == "decoding" and one["rank"] == "0"]
+    times = Counter((one["tokens"], one["run"], one["is_steady"]) for one in ended)
+    return tuple(
+        _DecodeLoops(*loop, number) for loop, number in sorted(times.items(), reverse=True)
+    )
+
+
+def declared_engine(events: Iterable[Mapping[str, Any]]) -> _DeclaredEngine | None:
+    """The engine that generates for the first rank."""
+    names = [field.name for field in dataclasses.fields(_DeclaredEngine)]
+    started = (one for one in events if one["event"] == "engine" and one["rank"] == "0")
+    return next((_DeclaredEngine(**{name: one[name] for name in names}) for one in started), None)
+
 
 STEPS = 3
 """Updates of the optimizer: the first makes its state, the second finds it, the third shows that
@@ -66,7 +104,7 @@ class EmulatedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingMemory:
+class _GrowingMemory:
     """Memory that a line of the program keeps from each step, to the end of an `each_epoch`."""
 
     line: str
@@ -75,7 +113,7 @@ class GrowingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DataRead:
+class _DataRead:
     """The rows behind a data loader, and its largest batch, of a run that was shortened.
 
     `read` of the `of` rows were measured; `of` is None for a stream, of which nothing else is
@@ -133,7 +171,7 @@ class EmulatedDeviceUse:
     ooms: int
     trainable_params: int
     run_phases: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    growth: tuple[GrowingMemory, ...] = ()
+    growth: tuple[_GrowingMemory, ...] = ()
     evaluation_growth_bytes: int = 0
     """Memory that an evaluation keeps from each of its batches."""
     evaluation_peak_bytes: int = 0
@@ -145,7 +183,7 @@ class EmulatedDeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class HostUse:
+class _HostUse:
     """Host memory of all processes of a whole run: the most in each phase, in bytes.
 
     Large tensors count as allocated, all else as measured in the emulated processes, without
@@ -180,20 +218,6 @@ class HostUse:
         """JSON types only."""
         peak = {"peak_phase": self.peak_phase, "peak_bytes": self.peak_bytes}
         return {**dataclasses.asdict(self), **peak, "is_killed": self.is_killed}
-
-    @classmethod
-    def of(cls, results: Iterable[Mapping[str, Any]], stated: int | None) -> HostUse | None:
-        """The sum of the results of all ranks; None if they have no host memory."""
-        phases: Counter[str] = Counter()
-        workers = own = 0
-        for result in results:
-            host, ranks = result["host"], result["stands_for"]
-            for phase, (process, in_workers) in (host["phases"] if host else {}).items():
-                phases[phase] += ranks * (process + in_workers)
-                workers = max(workers, ranks * in_workers)
-            own += host["own_bytes"] if host else 0
-        limit = usable_memory_bytes() if stated is None else stated
-        return cls(dict(phases), workers, own, limit, stated is not None) if phases else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +280,7 @@ class Emulation:
     """True if the run went on, shortened, after its first steps."""
     later_error: ProgramError | None = None
     """A failure of a whole run after its first steps, where values are made up."""
-    data: tuple[DataRead, ...] = ()
+    data: tuple[_DataRead, ...] = ()
     """The data of loaders that were shortened, in the order of their first use."""
     run_steps: int | None = None
     """Optimizer steps of the whole training, as its trainer counts them."""
@@ -268,15 +292,15 @@ class Emulation:
     """Optimizer steps of the whole training, by the loops around a step; None if not known."""
     unreached: tuple[str, ...] = ()
     """Lines of the training that were not reached, may be later, and may allocate."""
-    host: HostUse | None = None
+    host: _HostUse | None = None
     """The memory of the host in a whole run; None if it is not known."""
     compares: str = ""
     """The loss or layer that takes all samples of a micro-batch together; empty for none."""
     steps_by: str = ""
     """The sign by which steps were counted; empty for updates of optimizers."""
-    decoding: tuple[DecodeLoops, ...] = ()
+    decoding: tuple[_DecodeLoops, ...] = ()
     """The decode loops of the first rank that were extrapolated, the longest first."""
-    engine: DeclaredEngine | None = None
+    engine: _DeclaredEngine | None = None
     """The engine that generates in place of the program; None if there is none."""
 
     @property
@@ -312,7 +336,7 @@ class Emulation:
         return self.run_steps or self.of_steps
 
     @property
-    def training_data(self) -> DataRead | None:
+    def training_data(self) -> _DataRead | None:
         """The data that it trains on, if that was shortened."""
         return next((data for data in self.data if data.trains), None)
 
@@ -543,3 +567,55 @@ def unknown_values(results: list[dict[str, Any]]) -> tuple[UnknownValues, ...]:
         times[row["operator"], row["line"], row["kind"], row["decides_shape"]] += row["times"]
     rows = [UnknownValues(*key, number) for key, number in times.items()]
     return tuple(sorted(rows, key=lambda row: (not row.decides_shape, -row.times)))
+
+
+def host_use(results: Iterable[Mapping[str, Any]], stated: int | None) -> _HostUse | None:
+    """The host memory of all ranks together; None if their results have none."""
+    phases: Counter[str] = Counter()
+    workers = own = 0
+    for result in results:
+        host, ranks = result["host"], result["stands_for"]
+        for phase, (process, in_workers) in (host["phases"] if host else {}).items():
+            phases[phase] += ranks * (process + in_workers)
+            workers = max(workers, ranks * in_workers)
+        own += host["own_bytes"] if host else 0
+    limit = usable_memory_bytes() if stated is None else stated
+    return _HostUse(dict(phases), workers, own, limit, stated is not None) if phases else None
+
+
+def data_read(events: Iterable[Mapping[str, Any]]) -> Iterator[_DataRead]:
+    """The data behind the loaders of the first rank."""
+    names = [field.name for field in dataclasses.fields(_DataRead)]
+    for event in events:
+        if event["event"] == "data" and event["rank"] == "0":
+            yield _DataRead(**{name: event[name] for name in names if name in event})
+
+
+def device_uses(
+    results: Iterable[Mapping[str, Any]], accounts: Iterable[Account]
+) -> list[EmulatedDeviceUse]:
+    """The uses of all devices by all processes, in the order of `results`."""
+    by_place = {(account.pid, account.device): account for account in accounts}
+    found = []
+    for result in results:
+        for one in result["devices"]:
+            account = by_place.get((result["pid"], one["physical"]))
+            if account is None:
+                continue
+            found.append(
+                EmulatedDeviceUse(
+                    rank=result["rank"],
+                    device=one["physical"],
+                    device_bytes=account.peak_bytes,
+                    managed_bytes=account.managed_peak_bytes,
+                    allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
+                    growth=tuple(_GrowingMemory(**row) for row in one["growth"]),
+                    **{
+                        field.name: one[field.name]
+                        for field in dataclasses.fields(EmulatedDeviceUse)
+                        if field.name in one
+                        and field.name not in ("device", "allocations", "growth")
+                    },
+                )
+            )
+    return found

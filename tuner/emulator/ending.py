@@ -155,7 +155,14 @@ def find_ending(
     later = _later_program(events, steps) if status != 0 else None
     if later is not None:
         return Ending(Ended.LATER, _program_error(later), refusals)
-    ended = Ended.TIMEOUT if timed_out else _without_error(steps, status)
+    if timed_out:
+        ended = Ended.TIMEOUT
+    elif steps.stops:
+        ended = Ended.STEPS
+    elif status == 0 or (steps.has_ended and status in ABORTED):
+        ended = Ended.END
+    else:
+        ended = Ended.CRASH if status < 0 else Ended.ERROR
     return Ending(ended, refusals=refusals)
 
 
@@ -182,14 +189,6 @@ def _unsupported(events: Sequence[Event], *, trained: bool) -> ProgramError | No
             return ProgramError("unsupported", text, event["line"])
     left = not trained and any(event["event"] == "left" for event in events)
     return ProgramError("unsupported", LEFT, None) if left else None
-
-
-def _without_error(steps: _Steps, status: int) -> Ended:
-    if steps.stops:
-        return Ended.STEPS
-    if steps.has_ended and status in ABORTED:
-        return Ended.END
-    return Ended.CRASH if status < 0 else Ended.ERROR if status else Ended.END
 
 
 class _Steps:

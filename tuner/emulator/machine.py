@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,29 +17,24 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.host import find_program
 from tuner.core.records import MemoryBudget
-from tuner.core.supervised import (
-    ProgramTask,
-    Tail,
-    run_supervised,
-)
+from tuner.core.supervised import ProgramTask, Tail, run_supervised
 from tuner.cost.speed.profile import DeviceProfile
+from tuner.emulator.build import find_torch
 from tuner.emulator.calls import Called, Value, call
 from tuner.emulator.emulation import (
-    DataRead,
-    EmulatedAllocation,
-    EmulatedDeviceUse,
     Emulation,
-    GrowingMemory,
-    HostUse,
+    data_read,
+    declared_engine,
+    decode_loops,
+    device_uses,
+    host_use,
     unknown_values,
 )
 from tuner.emulator.ending import find_ending, of_first_steps, own_fault
-from tuner.emulator.generation import declared_engine, decode_loops
 from tuner.emulator.here import DEVICE_VARIABLE, TELL_SIGNAL
 from tuner.emulator.rates import multiprocessor_of
-from tuner.emulator.session import Account, Session, apart
+from tuner.emulator.session import Session, apart
 from tuner.emulator.step_time import EmulatedStepTime, step_time
-from tuner.emulator.toolchain import find_torch
 
 ROOM = 8
 """A program that does not fit runs again on a GPU with this many times the memory."""
@@ -172,7 +167,7 @@ class Machine:
             steps_by=max((result["steps_by"] for result in results), default=""),
             margin_bytes=MemoryBudget.of(self.gpu.memory_bytes, self.margin_fraction).margin_bytes,
             exit_status=end.exit_status,
-            devices=tuple(_uses(results, accounts)),
+            devices=tuple(device_uses(results, accounts)),
             error=ending.error,
             peaks=tuple(peaks),
             refusals=ending.refusals,
@@ -188,13 +183,13 @@ class Machine:
             own_fault=own_fault(events),
             whole=whole,
             later_error=ending.later,
-            data=tuple(_data(events)),
+            data=tuple(data_read(events)),
             run_steps=run.get("steps"),
             run_evaluations=run.get("evaluations", 0),
             is_cut=bool(horizons),
             of_steps=max((one["of_steps"] or 0 for one in horizons), default=0) or None,
             unreached=tuple(dict.fromkeys(line for one in horizons for line in one["unreached"])),
-            host=HostUse.of(results, host_memory_bytes),
+            host=host_use(results, host_memory_bytes),
             decoding=decode_loops(events),
             engine=declared_engine(events),
         )
@@ -278,38 +273,3 @@ def _inputs(
     # JSON turned the step's number into text.
     shapes = results[0]["inputs"].get(str(time_of_step.step), [])
     return tuple((int(rows), int(tokens)) for rows, tokens in shapes)
-
-
-def _data(events: Iterable[Mapping[str, Any]]) -> Iterator[DataRead]:
-    """The data behind the loaders of the first rank."""
-    names = [field.name for field in dataclasses.fields(DataRead)]
-    for event in events:
-        if event["event"] == "data" and event["rank"] == "0":
-            yield DataRead(**{name: event[name] for name in names if name in event})
-
-
-def _uses(results: list[dict[str, Any]], accounts: list[Account]) -> list[EmulatedDeviceUse]:
-    by_place = {(account.pid, account.device): account for account in accounts}
-    found = []
-    for result in results:
-        for one in result["devices"]:
-            account = by_place.get((result["pid"], one["physical"]))
-            if account is None:
-                continue
-            found.append(
-                EmulatedDeviceUse(
-                    rank=result["rank"],
-                    device=one["physical"],
-                    device_bytes=account.peak_bytes,
-                    managed_bytes=account.managed_peak_bytes,
-                    allocations=tuple(EmulatedAllocation(**row) for row in one["allocations"]),
-                    growth=tuple(GrowingMemory(**row) for row in one["growth"]),
-                    **{
-                        field.name: one[field.name]
-                        for field in dataclasses.fields(EmulatedDeviceUse)
-                        if field.name in one
-                        and field.name not in ("device", "allocations", "growth")
-                    },
-                )
-            )
-    return found

@@ -11,8 +11,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.units import KIB
 
 if TYPE_CHECKING:  # they import numpy, which starting an emulation does without
-    from tuner.cost.speed.host import Host
-    from tuner.cost.speed.roofline import KernelTimes
+    from tuner.cost.speed.roofline import Host, KernelTimes
     from tuner.cost.work_arrays import Floats, WorkArrays
 
 TRANSFER, EXCHANGE = "transfer", "exchange"
@@ -70,29 +69,16 @@ def _with_copies(works: WorkArrays, gpu: Gpu, on_device_s: Floats) -> Floats:
 
 
 _PRICED = (
-    "id",
-    "name",
-    "memory_bytes",
-    "flops",
-    "bandwidth_bytes_per_s",
-    "l2_bytes",
-    "compute_capability",
-    "sm_count",
-    "context_bytes",
-    "power_w",
-    "link_bytes_per_s",
-)
+    "id", "name", "memory_bytes", "flops", "bandwidth_bytes_per_s", "l2_bytes",
+    "compute_capability", "sm_count", "context_bytes", "power_w", "link_bytes_per_s",
+)  # fmt: skip
 """The properties of a GPU type that pricing needs."""
 
 
 def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
     """The properties of a GPU type that pricing needs; JSON types only."""
     found = {name: getattr(gpu, name) for name in _PRICED}
-    return {
-        **found,
-        "flops": dict(gpu.flops),
-        "compute_capability": list(gpu.compute_capability),
-    }
+    return {**found, "flops": dict(gpu.flops), "compute_capability": list(gpu.compute_capability)}
 
 
 def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
@@ -105,7 +91,7 @@ def gpu_from_dict(data: Mapping[str, Any]) -> Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Multiprocessor:
+class _Multiprocessor:
     """The limits of one multiprocessor of a compute capability."""
 
     shared_kib: int
@@ -118,17 +104,17 @@ class Multiprocessor:
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and "Throughput of
 # Native Arithmetic Instructions" (fp32 multiply-adds a clock and multiprocessor).
 MULTIPROCESSORS = {
-    (7, 0): Multiprocessor(96, 96, 2048, 32, 64),
-    (7, 5): Multiprocessor(64, 64, 1024, 16, 64),
-    (8, 0): Multiprocessor(164, 163, 2048, 32, 64),
-    (8, 6): Multiprocessor(100, 99, 1536, 16, 128),
-    (8, 7): Multiprocessor(164, 163, 1536, 16, 128),
-    (8, 9): Multiprocessor(100, 99, 1536, 24, 128),
-    (9, 0): Multiprocessor(228, 227, 2048, 32, 128),
-    (10, 0): Multiprocessor(228, 227, 2048, 32, 128),
-    (10, 3): Multiprocessor(228, 227, 2048, 32, 128),
-    (12, 0): Multiprocessor(100, 99, 1536, 24, 128),
-    (12, 1): Multiprocessor(100, 99, 1536, 24, 128),
+    (7, 0): _Multiprocessor(96, 96, 2048, 32, 64),
+    (7, 5): _Multiprocessor(64, 64, 1024, 16, 64),
+    (8, 0): _Multiprocessor(164, 163, 2048, 32, 64),
+    (8, 6): _Multiprocessor(100, 99, 1536, 16, 128),
+    (8, 7): _Multiprocessor(164, 163, 1536, 16, 128),
+    (8, 9): _Multiprocessor(100, 99, 1536, 24, 128),
+    (9, 0): _Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 0): _Multiprocessor(228, 227, 2048, 32, 128),
+    (10, 3): _Multiprocessor(228, 227, 2048, 32, 128),
+    (12, 0): _Multiprocessor(100, 99, 1536, 24, 128),
+    (12, 1): _Multiprocessor(100, 99, 1536, 24, 128),
 }
 
 BUS_BITS = 512
@@ -136,7 +122,7 @@ BUS_BITS = 512
 catalogue has only the bandwidth."""
 
 
-def multiprocessor_of(gpu: Gpu) -> Multiprocessor:
+def multiprocessor_of(gpu: Gpu) -> _Multiprocessor:
     """The multiprocessor of a GPU type. Raises `InputError` for an unknown compute capability."""
     found = MULTIPROCESSORS.get(gpu.compute_capability)
     if found is None:

@@ -21,7 +21,7 @@ from typing import Any
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.cost.library_memory import nccl_bytes
-from tuner.emulator.build import START, build
+from tuner.emulator.build import START, TorchBuild, build, find_torch
 from tuner.emulator.here import DEVICE_VARIABLE, LIBRARIES_VARIABLE
 from tuner.emulator.rates import (
     BUS_BITS,
@@ -31,7 +31,6 @@ from tuner.emulator.rates import (
     multiprocessor_of,
     shared_kib_in_bytes,
 )
-from tuner.emulator.toolchain import TorchBuild, find_torch
 
 ON_PATH = Path(__file__).parent / "inside" / "path"
 
@@ -48,6 +47,19 @@ _VERSION = 5
 
 
 # The structures of device/device.h, field by field.
+_CONFIG_NUMBERS = (
+    "capability_major", "capability_minor", "multiprocessors", "shared_per_block_optin_bytes",
+    "shared_per_multiprocessor_bytes", "threads_per_multiprocessor", "blocks_per_multiprocessor",
+    "l2_bytes", "clock_khz", "memory_clock_khz", "memory_bus_bits", "power_limit_mw", "owner_pid",
+    "seed", "one_rank",
+)  # fmt: skip
+_ACCOUNT_NUMBERS = (
+    "used_bytes", "peak_bytes", "at_running_bytes", "at_peak_bytes", "managed_bytes",
+    "managed_peak_bytes", "pinned_bytes", "refused_bytes", "refused_ns", "launches",
+    "launches_unpriced",
+)  # fmt: skip
+
+
 class _Config(ctypes.Structure):
     _fields_ = (
         ("magic", ctypes.c_uint64),
@@ -56,26 +68,7 @@ class _Config(ctypes.Structure):
         ("memory_bytes", ctypes.c_uint64),
         ("context_bytes", ctypes.c_uint64),
         ("nccl_bytes", ctypes.c_uint64 * (_NCCL_RANKS + 1)),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "capability_major",
-                "capability_minor",
-                "multiprocessors",
-                "shared_per_block_optin_bytes",
-                "shared_per_multiprocessor_bytes",
-                "threads_per_multiprocessor",
-                "blocks_per_multiprocessor",
-                "l2_bytes",
-                "clock_khz",
-                "memory_clock_khz",
-                "memory_bus_bits",
-                "power_limit_mw",
-                "owner_pid",
-                "seed",
-                "one_rank",
-            )
-        ),
+        *((name, ctypes.c_int32) for name in _CONFIG_NUMBERS),
         ("name", ctypes.c_char * 256),
     )
 
@@ -84,22 +77,7 @@ class _Account(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_int32),
         ("device", ctypes.c_int32),
-        *(
-            (name, ctypes.c_uint64)
-            for name in (
-                "used_bytes",
-                "peak_bytes",
-                "at_running_bytes",
-                "at_peak_bytes",
-                "managed_bytes",
-                "managed_peak_bytes",
-                "pinned_bytes",
-                "refused_bytes",
-                "refused_ns",
-                "launches",
-                "launches_unpriced",
-            )
-        ),
+        *((name, ctypes.c_uint64) for name in _ACCOUNT_NUMBERS),
         ("command", ctypes.c_char * 120),
     )
 

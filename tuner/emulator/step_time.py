@@ -18,11 +18,16 @@ from tuner.cost.calibrate import step_factors
 from tuner.cost.interval import Floats, in_quadrature
 from tuner.cost.operators.timeline import Work
 from tuner.cost.parallel import NETWORK, Links, left_of_sums, unknown_rate
-from tuner.cost.speed.host import update_launches
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import matmul_peak
-from tuner.cost.speed.roofline import KernelSeconds, PassTimes, UpdateTime, pass_times
+from tuner.cost.speed.roofline import (
+    KernelSeconds,
+    PassTimes,
+    UpdateTime,
+    pass_times,
+    update_launches,
+)
 from tuner.cost.step_details import MOST_EXPENSIVE, OperatorTime
 from tuner.cost.work_arrays import WorkArrays
 from tuner.emulator.rates import EXCHANGE, EmulatedTimes
@@ -157,7 +162,8 @@ class _Program:
         low, high = in_quadrature(
             step_factors(has_profile=self._has_profile), *map(tuple, unknown.tolist())
         )
-        calls_s = self._seconds_of(step)
+        passes_s = step.passes.sum(axis=(0, 1)) * self._kernels.seconds[:, 0]
+        calls_s: list[float] = (passes_s + step.update * self._update_s).tolist()
         estimated_s = sum(
             calls_s[call] for call in step.all if self._sources[call] in {"triton", "product"}
         )
@@ -218,12 +224,6 @@ class _Program:
         host_s = np.array([launches * self._kernels.host.launch_s])
         update = UpdateTime(np.array([step.update @ self._update_s]), host_s)
         return float(update.after(ahead_s, reads_loss=self._reads_loss)[0])
-
-    def _seconds_of(self, step: _Step) -> list[float]:
-        """Seconds of all calls of each kind in a step."""
-        passes_s = step.passes.sum(axis=(0, 1)) * self._kernels.seconds[:, 0]
-        found: list[float] = (passes_s + step.update * self._update_s).tolist()
-        return found
 
     def _calls(self, number: int) -> _Step:
         import numpy as np

@@ -56,8 +56,8 @@ def emulated_gpu() -> EmulatedGpu:
 
     The test is skipped, with the reason, where nothing can be emulated.
     """
+    from tuner.emulator.build import unavailable
     from tuner.emulator.machine import Machine
-    from tuner.emulator.toolchain import unavailable
     from tuner.space.gpus import get_gpu
 
     if (reason := unavailable()) is not None:

@@ -13,9 +13,8 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import Phase
 from tuner.cost.polynomial import Terms
 from tuner.cost.sized import SizedTimeline, rows_of
-from tuner.cost.speed.host import launches_of, update_launches, waits_of
 from tuner.cost.speed.rates import as_chosen, attention_flops_per_s, half_rate_tokens
-from tuner.cost.speed.roofline import BLOCKWISE, Efficiency
+from tuner.cost.speed.roofline import BLOCKWISE, Efficiency, launches_of, update_launches, waits_of
 from tuner.cost.work_arrays import WorkArrays
 from tuner.predict.shipped import SHIPPED_OPTIMIZERS, Shipped, Steps, optimizer_key
 

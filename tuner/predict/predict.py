@@ -30,8 +30,7 @@ from tuner.core.setup.schemas import unmodelled
 from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.memory import CATEGORIES, Course, memory_history
-from tuner.cost.parallel import exchange_of, times_of_ranks
-from tuner.cost.rank_memory import nccl_text, with_nccl
+from tuner.cost.parallel import exchange_of, nccl_text, times_of_ranks, with_nccl
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.rates import as_chosen, matmul_peak

@@ -20,9 +20,8 @@ from tuner.core.errors import InputError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue, Memory, Prediction
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
-from tuner.cost.memory_interval import MEMORY_ERRORS
-from tuner.cost.parallel import replicas
-from tuner.cost.rank_memory import with_nccl
+from tuner.cost.interval import MEMORY_ERRORS
+from tuner.cost.parallel import replicas, with_nccl
 from tuner.cost.sized import SizedTimeline
 from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.errors import UnavailableError, install_command
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.cost.as_arrays import from_arrays, to_arrays
 from tuner.cost.sized import OptimizerSteps, SizedTimeline
 

@@ -14,8 +14,8 @@ from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory
 from tuner.core.setup.causal_lm import CAUSAL_LM, IN_BACKWARD, OFFLOAD_ACTIVATIONS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.core.setup.distributed_knobs import Parallelism
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.as_arrays import to_arrays
 from tuner.cost.library_memory import cublas_workspace_bytes

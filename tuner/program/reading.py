@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.core.records import KnobValue
-from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
+from tuner.core.setup.common import OPTIMIZERS, QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, SYNC
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.program import releases
 from tuner.program.arguments import (

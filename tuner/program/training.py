@@ -16,7 +16,7 @@ from typing import Any
 from tuner.core.errors import InputError, Problem
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
     COMMAND_LINE,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.core.aliases import meanings
 from tuner.core.records import Configuration, KnobValue
-from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
+from tuner.core.setup.common import OPTIMIZERS, QUANTIZED, TORCH_DTYPES
 from tuner.core.setup.distributed_knobs import (
     DISTRIBUTED,
     GPUS_PER_TRIAL,
@@ -15,7 +15,6 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET_ELEMENTS,
     Parallelism,
 )
-from tuner.core.setup.optimizers import OPTIMIZERS
 
 Settings = dict[str, Any]
 

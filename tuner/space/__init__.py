@@ -11,21 +11,7 @@ from tuner.space.searchspace import ObjectiveName, SearchSpace
 from tuner.space.settings import configure, parse_settings, pin
 
 __all__ = [
-    "SCHEMAS",
-    "ApplyTarget",
-    "DataFacts",
-    "Knob",
-    "KnobSchema",
-    "ObjectiveName",
-    "SearchSpace",
-    "SpaceInfo",
-    "Stage",
-    "TokenLengths",
-    "WorkloadSchema",
-    "configure",
-    "default_space",
-    "list_spaces",
-    "load_space",
-    "parse_settings",
-    "pin",
-]
+    "SCHEMAS", "ApplyTarget", "DataFacts", "Knob", "KnobSchema", "ObjectiveName", "SearchSpace",
+    "SpaceInfo", "Stage", "TokenLengths", "WorkloadSchema", "configure", "default_space",
+    "list_spaces", "load_space", "parse_settings", "pin",
+]  # fmt: skip

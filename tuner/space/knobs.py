@@ -133,20 +133,15 @@ def _expand(
         problems.add(node, text, at=at)
     bounds: dict[str, float] = {}
     for name, entry in entries.items():
-        value = _read_bound(entry.value, term, problems, entry.at)
-        if value is not None:
+        bound = KnobSchema(entry.at.rsplit(".", 1)[-1], term.kind, "", default=0)
+        value = read_value(entry.value, bound, problems, entry.at)
+        if isinstance(value, int | float):
             bounds[name] = value
     if len(bounds) < len(needs):
         return []
     with problems.noting(node, at):
         return [term.read(value) for value in expand(bounds)]
     return []
-
-
-def _read_bound(node: Node, term: KnobSchema, problems: Problems, at: str) -> float | None:
-    bound = KnobSchema(at.rsplit(".", 1)[-1], term.kind, "", default=0)
-    value = read_value(node, bound, problems, at)
-    return value if isinstance(value, int | float) else None
 
 
 def _steps(bounds: Mapping[str, float]) -> list[float]:

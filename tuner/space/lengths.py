@@ -45,14 +45,14 @@ PADDING_MODES = ("longest", "max_length", "packing")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class _Bounds:
     """A number known to lie between `low` and `high`; the same twice where it is known."""
 
     low: float
     high: float
 
     @classmethod
-    def exactly(cls, value: float) -> Bounds:
+    def exactly(cls, value: float) -> _Bounds:
         """A number that is known."""
         return cls(value, value)
 
@@ -67,15 +67,15 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
+class _Truncation:
     """The loss by cutting examples at a length: shares in [0, 1]."""
 
-    share_examples: Bounds
-    share_tokens: Bounds
+    share_examples: _Bounds
+    share_tokens: _Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShape:
+class _BatchShape:
     """The padded shape of a micro-batch, and how much of it is padding.
 
     Lengths in tokens. `expected_length` is the mean over batches and `worst_length` the
@@ -85,11 +85,11 @@ class BatchShape:
     packed).
     """
 
-    expected_length: Bounds
+    expected_length: _Bounds
     worst_length: int
-    padding_share: Bounds
-    tokens_per_sample: Bounds
-    samples_per_sequence: Bounds
+    padding_share: _Bounds
+    tokens_per_sample: _Bounds
+    samples_per_sequence: _Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class TokenLengths:
         """Tokens of all examples; None where their number is not known."""
         return None if self.examples is None else self.examples * self.mean
 
-    def truncation(self, max_length: int) -> Truncation:
+    def truncation(self, max_length: int) -> _Truncation:
         """The loss by cutting every example at `max_length` tokens.
 
         Examples: 1 - F(T) at T = max_length. Tokens: 1 - E[min(X, T)] / E[X]. From mean m and
@@ -191,17 +191,17 @@ class TokenLengths:
         """
         _check_positive(max_length=max_length)
         if max_length >= self.max:
-            return Truncation(Bounds.exactly(0.0), Bounds.exactly(0.0))
+            return _Truncation(_Bounds.exactly(0.0), _Bounds.exactly(0.0))
         kept = self.kept_tokens(max_length)
         # The division may leave a rounding error on the wrong side of 0.
-        lost = Bounds(*(max(0.0, 1 - tokens / self.mean) for tokens in (kept.high, kept.low)))
+        lost = _Bounds(*(max(0.0, 1 - tokens / self.mean) for tokens in (kept.high, kept.low)))
         if self.known:
-            return Truncation(Bounds.exactly(1 - self.share_up_to(max_length)), lost)
+            return _Truncation(_Bounds.exactly(1 - self.share_up_to(max_length)), lost)
         least = max(0.0, (self.mean - max_length) / (self.max - max_length))
         most = min(1.0, self.mean / (max_length + 1))
-        return Truncation(Bounds(min(least, most), most), lost)
+        return _Truncation(_Bounds(min(least, most), most), lost)
 
-    def kept_tokens(self, max_length: int) -> Bounds:
+    def kept_tokens(self, max_length: int) -> _Bounds:
         """E[min(X, T)]: tokens of an example that are left when all are cut at T = max_length.
 
         From mean m and maximum M alone it is between m min(T, M) / M (all examples empty or
@@ -209,13 +209,13 @@ class TokenLengths:
         """
         _check_positive(max_length=max_length)
         if max_length >= self.max:
-            return Bounds.exactly(self.mean)
+            return _Bounds.exactly(self.mean)
         if self.known:
-            return Bounds.exactly(_mean_of_longest(self.points, 1, max_length))
+            return _Bounds.exactly(_mean_of_longest(self.points, 1, max_length))
         most = min(self.mean, float(max_length))
-        return Bounds(min(self.mean * max_length / self.max, most), most)
+        return _Bounds(min(self.mean * max_length / self.max, most), most)
 
-    def batch(self, micro_batch: int, max_length: int, padding: str = "longest") -> BatchShape:
+    def batch(self, micro_batch: int, max_length: int, padding: str = "longest") -> _BatchShape:
         """The shape of micro-batches of `micro_batch` rows at most `max_length` long.
 
         `padding` is one of `PADDING_MODES`. Examples are taken to be drawn independently;
@@ -227,18 +227,18 @@ class TokenLengths:
             return self._padded_to_longest(micro_batch, max_length)
         if padding == "max_length":
             kept = self.kept_tokens(max_length)
-            share = Bounds(1 - kept.high / max_length, 1 - kept.low / max_length)
-            return _fixed_length(max_length, share, kept, Bounds.exactly(1.0))
+            share = _Bounds(1 - kept.high / max_length, 1 - kept.low / max_length)
+            return _fixed_length(max_length, share, kept, _Bounds.exactly(1.0))
         if padding == "packing":
             # Examples laid end to end and cut: an example that does not fit goes on in the next
             # row, so nothing is lost or padded but the end of the last row of an epoch. Packing
             # that keeps examples whole wastes more, and truncates those above max_length.
-            per_row = Bounds.exactly(max_length / self.mean)
-            mean = Bounds.exactly(self.mean)
-            return _fixed_length(max_length, Bounds.exactly(0.0), mean, per_row)
+            per_row = _Bounds.exactly(max_length / self.mean)
+            mean = _Bounds.exactly(self.mean)
+            return _fixed_length(max_length, _Bounds.exactly(0.0), mean, per_row)
         raise unknown("padding", padding, PADDING_MODES)
 
-    def _padded_to_longest(self, micro_batch: int, max_length: int) -> BatchShape:
+    def _padded_to_longest(self, micro_batch: int, max_length: int) -> _BatchShape:
         """Rows padded to the longest of their batch: E[max] = integral of 1 - F^m up to T.
 
         With the distribution unknown and v = E[min(X, T)], T' = min(T, M): E[max] is least
@@ -250,16 +250,16 @@ class TokenLengths:
         if self.known:
             mean = _mean_of_longest(self.points, micro_batch, max_length)
             mean = min(max(mean, kept.low), worst)
-            expected = Bounds.exactly(mean)
-            share = Bounds.exactly(1 - kept.low / mean)
+            expected = _Bounds.exactly(mean)
+            share = _Bounds.exactly(1 - kept.low / mean)
         elif micro_batch == 1:
-            expected, share = kept, Bounds.exactly(0.0)
+            expected, share = kept, _Bounds.exactly(0.0)
         else:
             high = _reach(kept.high / worst, micro_batch)
-            expected = Bounds(kept.low, max(worst * high, kept.low))
+            expected = _Bounds(kept.low, max(worst * high, kept.low))
             filled = kept.low / worst
-            share = Bounds(0.0, max(0.0, 1 - filled / _reach(filled, micro_batch)))
-        return BatchShape(expected, worst, share, kept, Bounds.exactly(1.0))
+            share = _Bounds(0.0, max(0.0, 1 - filled / _reach(filled, micro_batch)))
+        return _BatchShape(expected, worst, share, kept, _Bounds.exactly(1.0))
 
     def steps_per_epoch(
         self, effective_batch: int, max_length: int, padding: str = "longest"
@@ -322,8 +322,8 @@ def _reach(share: float, draws: int) -> float:
     return 1.0 if share >= 1 else -math.expm1(draws * math.log1p(-share))
 
 
-def _fixed_length(length: int, padding: Bounds, tokens: Bounds, per_row: Bounds) -> BatchShape:
-    return BatchShape(Bounds.exactly(float(length)), length, padding, tokens, per_row)
+def _fixed_length(length: int, padding: _Bounds, tokens: _Bounds, per_row: _Bounds) -> _BatchShape:
+    return _BatchShape(_Bounds.exactly(float(length)), length, padding, tokens, per_row)
 
 
 def _check_positive(**sizes: int) -> None:

@@ -171,9 +171,9 @@ class SearchSpace:
         expressions = [self.condition(t) for t in self.conditions(where, use_floors=use_floors)]
         return all(e.names <= configuration.keys() and e.holds(configuration) for e in expressions)
 
-    def require_configurations(self, where: Sequence[str] = (), *, use_floors: bool = True) -> None:
+    def require_configurations(self, where: Sequence[str] = ()) -> None:
         """Raise `InputError`, naming the conditions and constraints at fault, if none is left."""
-        extra = self._condition_rules(self.conditions(where, use_floors=use_floors))
+        extra = self._condition_rules(self.conditions(where))
         blamed = conflict(self.choices, self.fixed, [*self.rules, *extra])
         if blamed:
             raise InputError(
@@ -213,7 +213,13 @@ class SearchSpace:
             words = {word for term in self.terms.values() for word in term.allowed}
             expression = compile_expression(text, self.names, words=words)
             for name, word in expression.compared_words():
-                _check_word(self.terms[name], word, text)
+                term = self.terms[name]
+                if term.kind == "word" and word not in term.allowed:
+                    close = nearest(word, term.allowed)
+                    raise InputError(
+                        f"{name} is never {word!r} in {text!r}: it must be {term.expects}",
+                        hint=f"did you mean {close!r}?" if close else None,
+                    )
             self._compiled[text] = expression
         return expression
 
@@ -300,12 +306,3 @@ def complete_space(space: SearchSpace) -> SearchSpace:
         derived={**space.derived, **rules},
         defaulted=frozenset(term.name for term in missing),
     )
-
-
-def _check_word(term: KnobSchema, word: str, text: str) -> None:
-    if term.kind == "word" and word not in term.allowed:
-        close = nearest(word, term.allowed)
-        raise InputError(
-            f"{term.name} is never {word!r} in {text!r}: it must be {term.expects}",
-            hint=f"did you mean {close!r}?" if close else None,
-        )

@@ -44,7 +44,11 @@ def configure(
     will do. Raises `InputError` with everything that is wrong.
     """
     wanted = _read(space, settings or {}, strict=strict)
-    space = _with_ranks(space, wanted)
+    if GPUS_PER_TRIAL in wanted and GPUS_PER_TRIAL not in space.names:
+        # What the space derives the accumulation from then counts the ranks too.
+        derived = {n: rule_with_ranks(r, (GPUS_PER_TRIAL,)) for n, r in space.derived.items()}
+        fixed = {**space.fixed, GPUS_PER_TRIAL: wanted[GPUS_PER_TRIAL]}
+        space = dataclasses.replace(space, fixed=fixed, derived=derived)
     values = default_values(space)
     values |= {name: value for name, value in wanted.items() if name not in space.derived}
     _check_rules(space, values)
@@ -59,18 +63,6 @@ def configure(
         if full[name] != wanted[name]
     )
     return Configuration(full)
-
-
-def _with_ranks(space: SearchSpace, wanted: Mapping[str, KnobValue]) -> SearchSpace:
-    """The space with the GPUs of a trial among its names, where only the settings speak of them.
-
-    What the space derives the accumulation from then counts the ranks too.
-    """
-    if GPUS_PER_TRIAL not in wanted or GPUS_PER_TRIAL in space.names:
-        return space
-    derived = {n: rule_with_ranks(rule, (GPUS_PER_TRIAL,)) for n, rule in space.derived.items()}
-    fixed = {**space.fixed, GPUS_PER_TRIAL: wanted[GPUS_PER_TRIAL]}
-    return dataclasses.replace(space, fixed=fixed, derived=derived)
 
 
 def pin(space: SearchSpace, settings: Mapping[str, Any]) -> SearchSpace:

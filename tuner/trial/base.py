@@ -136,7 +136,7 @@ class MeasureOptions:
     - `budget_s` is the time for timed steps after `warmup_steps`. Timing ends earlier once the
       95 % confidence interval of the rate is within `relative_error` of it, but not before
       `min_steps`.
-    - `whole_steps` times whole steps however long they are (`tuner.trial.step_plan`).
+    - `whole_steps` times whole steps however long they are (`tuner.trial.stop_rule`).
     - `short_steps` times no whole step, not even in a verification: on an emulated device, every
       micro-step after the first takes the same time.
     - `timeout_s` is for the whole trial; a trial that runs longer is killed. None sets it by the

@@ -197,7 +197,7 @@ LAST_LINES_S = 0.5
 _LAST_LOG_CHARS = 3000
 
 
-class CommandTrial:
+class _CommandTrial:
     """Runs the job's command; see `TrialBody`."""
 
     def prepare(self, job: TrialJob, options: MeasureOptions) -> None:
@@ -229,7 +229,12 @@ class CommandTrial:
         command = _command(job)
         become_subreaper()  # descendants whose parent has ended are still counted
         samples_per_step = command.samples(configuration)
-        device = _device_name(options)
+        if options.gpu_index is None:
+            device = cpu_name()
+        elif (identity := nvml.device_identity(options.gpu_index)) is not None:
+            device = identity.name
+        else:
+            raise UnavailableError(f"no NVIDIA driver works for {options.device}")
         report({"device": device})
         memory = TreeMemory(os.getpid(), options.gpu_index)
         with _started(command, configuration, options) as process:
@@ -245,7 +250,7 @@ class CommandTrial:
         )
 
 
-COMMAND_TRIAL = CommandTrial()
+COMMAND_TRIAL = _CommandTrial()
 
 
 class NoStepsError(Exception):
@@ -417,13 +422,3 @@ def _command(job: TrialJob) -> Command:
 
 def _program(name: str, cwd: str, path: str | None = None) -> str | None:
     return find_program(str(Path(cwd, name)) if "/" in name else name, path)
-
-
-def _device_name(options: MeasureOptions) -> str:
-    """The exact name of the trial's device. Raises `UnavailableError` without a driver for it."""
-    if options.gpu_index is None:
-        return cpu_name()
-    identity = nvml.device_identity(options.gpu_index)
-    if identity is None:
-        raise UnavailableError(f"no NVIDIA driver works for {options.device}")
-    return identity.name

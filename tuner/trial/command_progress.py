@@ -48,14 +48,14 @@ PREPARING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedLine:
+class _TaggedLine:
     """A tagged line."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class _Counted:
     """A progress bar, or a line with the number of steps that have ended.
 
     `rate` is the printed rate in counts per second; None if it prints none.
@@ -68,7 +68,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class _Summary:
     """The summary that transformers' Trainer prints after training; it includes the warm-up."""
 
     samples_per_s: float
@@ -76,15 +76,15 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFinite:
+class _NotFinite:
     """A loss printed as nan or inf."""
 
 
-Event = TaggedLine | Counted | Summary | NotFinite
+Event = _TaggedLine | _Counted | _Summary | _NotFinite
 
 
 @dataclass(slots=True)
-class OutputReader:
+class _OutputReader:
     """Turns the bytes of one stream into progress events as they arrive.
 
     A progress bar is overwritten without ending its line, so unfinished lines are read too.
@@ -104,7 +104,7 @@ class OutputReader:
         self._rest = rest[-_MAX_LINE_BYTES:]
         # Only a bar is complete before its line is.
         for event in events_of(self._rest):
-            if isinstance(event, Counted) and event.rate is not None and event not in self._seen:
+            if isinstance(event, _Counted) and event.rate is not None and event not in self._seen:
                 new.append(event)
                 self._seen = [event]
         return new
@@ -116,30 +116,25 @@ def events_of(line: bytes) -> Iterator[Event]:
         return
     text = line[:_MAX_LINE_BYTES].decode(errors="replace")
     if tagged := _TAGGED.search(text):
-        values = _object(tagged[1])
-        if values is not None:
-            yield TaggedLine(values)
+        try:
+            values = json.loads(tagged[1])
+        except ValueError:
+            values = None
+        if isinstance(values, dict):
+            yield _TaggedLine(values)
             return
     if _NOT_FINITE.search(text):
-        yield NotFinite()
+        yield _NotFinite()
     if summary := _SUMMARY.search(text):
         yield from _summary(summary[0])
     bar = _newest_bar(text)
     if bar is not None:
         yield bar
     elif counted := _COUNTED.match(text[:_NEAR_CHARS]):
-        yield Counted(counted["name"].lower(), int(counted["count"]), _int(counted["total"]))
+        yield _Counted(counted["name"].lower(), int(counted["count"]), _int(counted["total"]))
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _newest_bar(text: str) -> Counted | None:
+def _newest_bar(text: str) -> _Counted | None:
     """The last progress bar in the text. tqdm prints seconds per count from one second on."""
     *_, times = (None, *_TIMES.finditer(text))
     if times is None:
@@ -152,14 +147,14 @@ def _newest_bar(text: str) -> Counted | None:
     if found["rate"] != "?" and float(found["rate"]) > 0:
         number = float(found["rate"])
         rate = 1 / number if found["per"].startswith("s/") else number
-    return Counted(found["name"].strip(" :"), int(found["count"]), _int(found["total"]), rate)
+    return _Counted(found["name"].strip(" :"), int(found["count"]), _int(found["total"]), rate)
 
 
 def _int(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def _summary(text: str) -> Iterator[Summary]:
+def _summary(text: str) -> Iterator[_Summary]:
     try:
         values = ast.literal_eval(text)  # Python's own notation
         samples = float(values["train_samples_per_second"])
@@ -167,7 +162,7 @@ def _summary(text: str) -> Iterator[Summary]:
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return
     if math.isfinite(samples) and samples > 0 and math.isfinite(steps):
-        yield Summary(samples, steps)
+        yield _Summary(samples, steps)
 
 
 _NUMBERS = re.compile(r"\d+")
@@ -186,7 +181,7 @@ class CommandProgress:
     def __init__(self, options: MeasureOptions, progress: str | None) -> None:
         self._options = options
         self._progress = progress
-        self._readers: dict[int, OutputReader] = {}
+        self._readers: dict[int, _OutputReader] = {}
         self._told_steps = 0.0
         self._amounts = Amounts()
         self._tagged = StepTimer(options.warmup_steps)
@@ -194,7 +189,7 @@ class CommandProgress:
         self._last_rate: float | None = None
         self._verdict: str | None = None
         self.told: dict[str, int] = {}
-        self.summary: Summary | None = None
+        self.summary: _Summary | None = None
         self.loss_finite = True
 
     @property
@@ -273,15 +268,15 @@ class CommandProgress:
     def take(self, stream: int, data: bytes, at_s: float | None = None) -> None:
         """Take data of a stream, received at `at_s` (`time.monotonic`, now by default)."""
         at_s = time.monotonic() if at_s is None else at_s
-        for event in self._readers.setdefault(stream, OutputReader()).feed(data):
+        for event in self._readers.setdefault(stream, _OutputReader()).feed(data):
             match event:
-                case TaggedLine(values):
+                case _TaggedLine(values):
                     self._take_told(values, at_s)
-                case Counted():
+                case _Counted():
                     self._take_bar(event, at_s)
-                case Summary():
+                case _Summary():
                     self.summary = event
-                case NotFinite():
+                case _NotFinite():
                     self.loss_finite = False
 
     def _take_told(self, values: Mapping[str, Any], at_s: float) -> None:
@@ -300,7 +295,7 @@ class CommandProgress:
         ended_s = said_s if said_s is not None and abs(said_s - at_s) < _MAX_CLOCK_S else at_s
         self._tagged.report(self._told_steps, ended_s, self._amounts)
 
-    def _take_bar(self, bar: Counted, at_s: float) -> None:
+    def _take_bar(self, bar: _Counted, at_s: float) -> None:
         if self._progress is not None:
             if not bar.name.startswith(self._progress):
                 return

@@ -112,7 +112,10 @@ class EmulatedRunner(IsolatedRunner):
 
 def noted(outcome: Outcome, unknown: Counter[str]) -> Outcome:
     """`outcome` with the intervals of its times, and the calls that the emulator doesn't know."""
-    emulation, text = outcome.emulation, _unknown_text(unknown)
+    emulation = outcome.emulation
+    named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
+    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+    text = f"called and not known to the emulator: {named}{more}"
     if emulation is None:
         if unknown and outcome.status is Status.CRASHED:
             return replace(outcome, message=f"{outcome.message}; {text}")
@@ -126,13 +129,6 @@ def noted(outcome: Outcome, unknown: Counter[str]) -> Outcome:
             notes=(*emulation.notes, text) if unknown else emulation.notes,
         )
     )
-
-
-def _unknown_text(unknown: Counter[str]) -> str:
-    """The names of unknown functions, with the number of their calls."""
-    named = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(MOST_NAMED))
-    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-    return f"called and not known to the emulator: {named}{more}"
 
 
 class EmulatedCommandRunner:

@@ -35,15 +35,14 @@ from tuner.trial.device import (
 )
 from tuner.trial.messages import Report
 from tuner.trial.ranks import Rank
-from tuner.trial.step_plan import StepPlan
 from tuner.trial.steps import Stepper, TimedSteps, time_steps, warm_up
-from tuner.trial.stop_rule import NEEDED_S, StopRule, thorough
+from tuner.trial.stop_rule import NEEDED_S, StepPlan, StopRule, thorough
 
 EVALUATION_BATCHES = 2
 """Two batches, because the second starts with the cache left by the first."""
 
 
-class RecordedCall:
+class _RecordedCall:
     """Records a session's call of its model, so that an evaluation can repeat it.
 
     A session offers training steps only; the evaluation uses inputs of the same form.
@@ -81,8 +80,10 @@ class RecordedCall:
                 outputs = self._model(*args, **kwargs)
                 if self._autocast_dtype is not None:
                     _convert_logits(outputs)
-                _read_loss(outputs)
-        del outputs
+                loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+                if isinstance(loss, torch.Tensor):
+                    loss.detach().mean().item()
+        del outputs, loss
         self._model.train(was_training)
         return True
 
@@ -99,12 +100,6 @@ def _convert_logits(outputs: Any) -> None:
     """A second copy in fp32, as accelerate makes of outputs (`convert_outputs_to_fp32`)."""
     if isinstance(outputs, MutableMapping) and outputs.get("logits") is not None:
         outputs["logits"] = outputs["logits"].float()
-
-
-def _read_loss(outputs: Any) -> None:
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if isinstance(loss, torch.Tensor):
-        loss.detach().mean().item()
 
 
 class _Sink:
@@ -137,7 +132,7 @@ def save_checkpoint(session: TrainingSession) -> int:
 
 
 def evaluate_and_save(
-    session: TrainingSession, call: RecordedCall, environment: RealEnvironment
+    session: TrainingSession, call: _RecordedCall, environment: RealEnvironment
 ) -> tuple[int | None, int]:
     """Evaluate, save, and take one more step; returns the peak allocated bytes and those saved.
 
@@ -348,7 +343,7 @@ def _train(
 ) -> _Ran:
     """Warm up, time steps, and verify if requested."""
     verifies = plan.options.instructions.verify
-    call = RecordedCall(session, environment) if verifies else None
+    call = _RecordedCall(session, environment) if verifies else None
     rank = environment.rank
     rule = StopRule(plan.options, lambda: int(rank.most(place.device_bytes(environment))))
     stepper = Stepper(session, environment, plan.micro_steps)

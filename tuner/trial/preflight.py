@@ -61,7 +61,12 @@ def obstacle(options: MeasureOptions) -> str | None:
     use = nvml.device_use(index)
     others = [process for process in processes or () if process.pid != os.getpid()]
     if others:
-        return f"{options.device} is in use by {', '.join(map(_named, others))}"
+        sizes = (None if p.used_bytes is None else format_gib(p.used_bytes) for p in others)
+        named = (
+            f"{process.name} (process {process.pid}{f', {size}' * bool(size)})"
+            for process, size in zip(others, sizes, strict=True)
+        )
+        return f"{options.device} is in use by {', '.join(named)}"
     return None if use is None else _memory_obstacle(options, use)
 
 
@@ -86,11 +91,6 @@ def _memory_obstacle(options: MeasureOptions, use: nvml.DeviceUse) -> str | None
         f"{format_gib(use.used_bytes)} of {options.device} is in use by processes that the driver "
         "does not name"
     )
-
-
-def _named(process: nvml.DeviceProcess) -> str:
-    size = "" if process.used_bytes is None else f", {format_gib(process.used_bytes)}"
-    return f"{process.name} (process {process.pid}{size})"
 
 
 def _host_obstacle(limit_bytes: int | None) -> str | None:

@@ -13,12 +13,11 @@ from tuner.core.records import Phase
 from tuner.emulator.here import emulated_clock, is_emulated
 from tuner.predict.training import TrainingSession
 from tuner.trial.device import GpuWatch, RealEnvironment, alloc_retries, parse_device
-from tuner.trial.step_plan import StepPlan
-from tuner.trial.stop_rule import MeanInterval, RunningMean, StopRule
+from tuner.trial.stop_rule import MeanInterval, RunningMean, StepPlan, StopRule
 
 
 @dataclass(frozen=True, slots=True)
-class StepParts:
+class _StepParts:
     """Seconds of the parts of one optimizer step; the update is all work after the micro-steps."""
 
     micro_steps_s: tuple[float, ...]
@@ -65,7 +64,7 @@ class _PartClock:
         self._synchronize()
         self._times_s.append(self._now())
 
-    def stop(self, micro_steps: int) -> StepParts | None:
+    def stop(self, micro_steps: int) -> _StepParts | None:
         """Wait for the device, and return the parts of the step that ends now.
 
         None if the session didn't announce each of `micro_steps` micro-steps and one update: the
@@ -77,11 +76,11 @@ class _PartClock:
         *micro_s, update_s = (
             after - before for before, after in zip(self._times_s, self._times_s[1:], strict=False)
         )
-        return StepParts(tuple(micro_s), update_s)
+        return _StepParts(tuple(micro_s), update_s)
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class _StepTime:
     """One timed step. `whole_s` extrapolates its time to the full number of micro-steps."""
 
     spent_s: float
@@ -102,15 +101,15 @@ class Stepper:
         self._now = time.perf_counter if is_real else emulated_clock()
         self._clock = _PartClock(environment.synchronize, self._now)
 
-    def whole(self) -> StepTime:
+    def whole(self) -> _StepTime:
         """Run a whole step, and wait for the device only at its end."""
         started = self._now()
         self.session.optimizer_step(self.micro_steps)
         self.environment.synchronize()
         spent_s = self._slowest_s(self._now() - started)
-        return StepTime(spent_s, spent_s, parts_known=False)
+        return _StepTime(spent_s, spent_s, parts_known=False)
 
-    def by_parts(self, micro_steps: int) -> StepTime:
+    def by_parts(self, micro_steps: int) -> _StepTime:
         """Run a step of `micro_steps`, and wait for the device at the end of each micro-step.
 
         If the session doesn't announce them, `whole_s` counts the update as part of each.
@@ -126,9 +125,9 @@ class Stepper:
         parts = self._clock.stop(micro_steps)
         spent_s = self._slowest_s(self._now() - started)
         if parts is None:
-            return StepTime(spent_s, spent_s * self.micro_steps / micro_steps, parts_known=False)
+            return _StepTime(spent_s, spent_s * self.micro_steps / micro_steps, parts_known=False)
         whole_s = self._slowest_s(parts.whole_s(self.micro_steps))
-        return StepTime(spent_s, whole_s, parts_known=True)
+        return _StepTime(spent_s, whole_s, parts_known=True)
 
     def _slowest_s(self, seconds: float) -> float:
         """The time of the slowest rank: with it, all ranks decide alike how to go on."""
@@ -136,7 +135,7 @@ class Stepper:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
+class _WarmUp:
     """The results of the warm-up: seconds of the first step, micro-steps of each timed step."""
 
     first_step_s: float
@@ -145,7 +144,7 @@ class WarmUp:
 
 def warm_up(
     stepper: Stepper, plan: StepPlan, rule: StopRule, on_pace: Callable[[float], None]
-) -> WarmUp:
+) -> _WarmUp:
     """Run steps that are not timed, and note the peak memory of each phase.
 
     After the first step, `on_pace` gets the seconds that all steps of the trial may take. If the
@@ -154,7 +153,7 @@ def warm_up(
     """
     environment, counts = stepper.environment, stepper.session.counts
     ranks = environment.rank.count
-    first: StepTime | None = None
+    first: _StepTime | None = None
     ended = False
     while not ended:
         micro_steps = plan.first if first is None else plan.warm_up
@@ -175,7 +174,7 @@ def warm_up(
     environment.note_peak()
     environment.recording = False
     timed = plan.timed(step.whole_s) if first.parts_known else plan.micro_steps
-    return WarmUp(first.spent_s, timed)
+    return _WarmUp(first.spent_s, timed)
 
 
 @dataclass(frozen=True, slots=True)

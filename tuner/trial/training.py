@@ -31,7 +31,13 @@ class Training:
             sys.path.insert(0, job.code_path)
         get_workload(job.workload)
         if job.model is not None:
-            _import_model(resolve_config(job.model))
+            # The classes of a model's family are imported at the first use.
+            from transformers import AutoModel, AutoModelForCausalLM
+
+            family = type(resolve_config(job.model))
+            for auto in (AutoModelForCausalLM, AutoModel):
+                if family in auto._model_mapping:
+                    auto._model_mapping[family]
         _warm_up()
 
     def measure(
@@ -81,18 +87,9 @@ def import_libraries() -> None:
     with without_context():
         for name in (
             "bitsandbytes", "bitsandbytes.optim", "peft", "transformers.models.auto",
-            "tuner.trial.device", "tuner.trial.synthetic", "tuner.predict.training.causal_lm",
+            "tuner.trial.device", "tuner.trial.device", "tuner.predict.training.causal_lm",
         ):  # fmt: skip
             importlib.import_module(name)
-
-
-def _import_model(config: object) -> None:
-    """Import the classes of the model's family, which transformers does at the first use."""
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    for auto in (AutoModelForCausalLM, AutoModel):
-        if type(config) in auto._model_mapping:
-            auto._model_mapping[type(config)]
 
 
 def _warm_up() -> None:

@@ -55,7 +55,7 @@ _HANGS_S, _HANGS_BELOW_S = 20.0, 0.1
 """A fork hangs if it has used no more than the second as processor time within the first."""
 
 
-class Stopped(enum.Enum):
+class _Stopped(enum.Enum):
     """Why a child that had not ended was to be ended."""
 
     TIME_IS_UP = enum.auto()
@@ -95,7 +95,13 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmPro
     try:
         body: TrialBody = load_object(start.body, "trial body")
         body.prepare(start.job, start.options)
-        _require_no_threads()
+        # A fork copies one thread only; locks that another one held stay locked in the copy.
+        others = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+        if others:
+            raise UnavailableError(
+                f"the process that starts trials has threads of Python: {', '.join(others)}",
+                hint="a module starts them while it is imported: let its first use start them",
+            )
     except TunerError as error:
         connection.send(error)
         return None
@@ -105,16 +111,6 @@ def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmPro
     gc.freeze()
     connection.send(None)
     return _WarmProcess(start, body, connection, supervisor)
-
-
-def _require_no_threads() -> None:
-    """A fork copies one thread only; locks that another one held stay locked in the copy."""
-    others = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    if others:
-        raise UnavailableError(
-            f"the process that starts trials has threads of Python: {', '.join(others)}",
-            hint="a module starts them while it is imported; let it start them at its first use",
-        )
 
 
 class _Stillness:
@@ -153,9 +149,9 @@ class _WarmProcess:
         started_s = time.monotonic()
         options = replace(self._start.options, instructions=instructions)
         deadline = Deadline(options.timeout_s, started_s)
-        stopped: Stopped | None = Stopped.HANGS
+        stopped: _Stopped | None = _Stopped.HANGS
         with leftovers(os.getpid()) as found:
-            while stopped is Stopped.HANGS:
+            while stopped is _Stopped.HANGS:
                 child, heard = self._start_child(configuration, options, found)
                 try:
                     stopped = self._watch(child, heard, deadline, found)
@@ -164,12 +160,12 @@ class _WarmProcess:
                     exit_code = end_child(child, deadline_s=END_WITHIN_S)
                     left = end_children(deadline_s=END_WITHIN_S)
                     last_facts = heard.finish()
-                if stopped is Stopped.HANGS:
+                if stopped is _Stopped.HANGS:
                     self._forks = False
                     self._report({STARTED_AGAIN: True}, deadline)
         if last_facts:
             self._connection.send(last_facts)
-        timed_out = stopped is Stopped.TIME_IS_UP
+        timed_out = stopped is _Stopped.TIME_IS_UP
         return Ending(
             device=self._start.options.device,
             exit_code=exit_code,
@@ -178,7 +174,7 @@ class _WarmProcess:
             raised=heard.raised,
             log_tail=heard.tail.text,
             timed_out_after_s=deadline.limit_s if timed_out else None,
-            given_up=stopped is Stopped.GIVEN_UP,
+            given_up=stopped is _Stopped.GIVEN_UP,
             oom_kills=oom_kills_since(kills_before),
             left_processes=left,
             duration_s=time.monotonic() - started_s,
@@ -235,7 +231,7 @@ class _WarmProcess:
 
     def _watch(
         self, child: int, heard: ProgressParser, deadline: Deadline, found: Leftovers
-    ) -> Stopped | None:
+    ) -> _Stopped | None:
         """Listen until the child has ended (None) or is to be ended (why)."""
         sources: list[int | Connection] = [heard.lines, heard.log, self._woken, self._connection]
         if found.descriptor is not None:
@@ -247,13 +243,13 @@ class _WarmProcess:
             while not has_ended(child):
                 left_s = deadline.left_s(time.monotonic())
                 if left_s <= 0:
-                    return Stopped.TIME_IS_UP
+                    return _Stopped.TIME_IS_UP
                 ready = selector.select(min(left_s, _LOOK_AGAIN_S, found.look_within_s))
                 found.look()
                 for key, _ in ready:
                     if key.fileobj is self._connection:
                         if self._connection.recv() is None:
-                            return Stopped.GIVEN_UP
+                            return _Stopped.GIVEN_UP
                     elif key.fd == self._woken:
                         os.read(self._woken, 1024)
                     elif key.fd != found.descriptor:
@@ -262,7 +258,7 @@ class _WarmProcess:
                         if data == b"":
                             selector.unregister(key.fd)
                 if still is not None and "first_step_s" not in heard.facts and still.hangs():
-                    return Stopped.HANGS
+                    return _Stopped.HANGS
                 if os.getppid() != self._supervisor:
                     raise EOFError("the process that supervises this one has ended")
         return None

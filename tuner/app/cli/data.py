@@ -23,7 +23,7 @@ from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.render import count, echo, print_fields, print_json
 from tuner.report.terminal.tables import print_rows
 from tuner.space import SearchSpace, TokenLengths, configure, load_space, pin
-from tuner.space.data_file import read_lengths
+from tuner.space.data import read_lengths
 from tuner.space.lengths import PADDING_MODES
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])

@@ -31,7 +31,7 @@ from tuner.core.errors import NothingFitsError, TunerError, UnavailableError
 from tuner.core.meanwhile import environment
 from tuner.core.records import Source, Status, TrialRecord
 from tuner.core.setup.distributed_knobs import most_gpus_per_trial
-from tuner.emulator.toolchain import unavailable
+from tuner.emulator.build import unavailable
 from tuner.searches.best import BestTrial
 from tuner.searches.joining import AT_IMPORT_OF_RAY
 from tuner.searches.journal import JournalWriter

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tuner.core.records import KnobValue
-from tuner.core.setup.common import QUANTIZED, Batch, Loader, Process
+from tuner.core.setup.common import OPTIMIZERS, QUANTIZED, REFUSED, Batch, Loader, Process
 from tuner.core.setup.distributed_knobs import Parallelism, Ranks
-from tuner.core.setup.optimizers import OPTIMIZERS, REFUSED
 from tuner.core.setup.schema import (
     ALL_LINEAR,
     BETWEEN_OPTIONS,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from tuner.core.errors import InputError, Problem
 from tuner.core.records import KnobValue
-from tuner.core.setup.common import QUANTIZED
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS, QUANTIZED
 from tuner.core.setup.schema import Group, knob
 
 GPUS_PER_TRIAL = "gpus_per_trial"

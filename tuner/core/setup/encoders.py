@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.core.setup.causal_lm import EFFECTIVE_BATCH, Adapter
-from tuner.core.setup.common import Batch, Loader
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS, Batch, Loader
 from tuner.core.setup.schema import ALL_LINEAR, NO_NAMES, Group, KnobSchema, WorkloadSchema, knob
 
 

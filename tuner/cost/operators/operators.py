@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tuner.cost.operators.aten_kernels import Kernels, attention_by_name
+from tuner.cost.operators.kernels import Kernels, attention_by_name
 from tuner.cost.operators.timeline import MASK, Work
 
 _aten = torch.ops.aten
@@ -38,39 +38,13 @@ _MATMULS = {
 NO_KERNEL = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided"})
 """Operators that launch no kernel although they are not views by their schema."""
 
-_ASKS_OR_MAKES = frozenset(
-    {
-        "new_empty",
-        "new_empty_strided",
-        "empty_permuted",
-        "empty_quantized",
-        "_empty_affine_quantized",
-        "lift",
-        "set_",
-        "resize_",
-        "_resize_output_",
-        "_unsafe_view",
-        "_reshape_alias",
-        "record_stream",
-        "is_pinned",
-        "_pin_memory",
-        "pin_memory",
-        "is_same_size",
-        "_has_compatible_shallow_copy_type",
-        "_fused_sdp_choice",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "sym_storage_offset",
-        "device",
-        "_version",
-        "size",
-        "stride",
-        "numel",
-        "is_contiguous",
-        "dim",
-    }
-)
+_ASKS_OR_MAKES = frozenset({
+    "new_empty", "new_empty_strided", "empty_permuted", "empty_quantized",
+    "_empty_affine_quantized", "lift", "set_", "resize_", "_resize_output_", "_unsafe_view",
+    "_reshape_alias", "record_stream", "is_pinned", "_pin_memory", "pin_memory", "is_same_size",
+    "_has_compatible_shallow_copy_type", "_fused_sdp_choice", "sym_size", "sym_stride", "sym_numel",
+    "sym_storage_offset", "device", "_version", "size", "stride", "numel", "is_contiguous", "dim",
+})  # fmt: skip
 """Operators of a real device that ask something of a tensor, or make one without filling it."""
 
 

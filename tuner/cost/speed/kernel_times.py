@@ -1,6 +1,6 @@
 """Kernel times on a GPU that was measured.
 
-`MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
+`_MeasuredKernelTimes` answers from a device profile what `Roofline` answers from the peaks of
 a data sheet: the seconds of kernels, and the cost of launching one.
 """
 
@@ -15,9 +15,8 @@ import numpy as np
 from tuner.core.gpu import Gpu
 from tuner.core.setup.common import TORCH_DTYPES
 from tuner.cost.library_memory import context_bytes
-from tuner.cost.speed.host import Host
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
-from tuner.cost.speed.roofline import BLOCKWISE, KernelTimes, Roofline
+from tuner.cost.speed.roofline import BLOCKWISE, Host, KernelTimes, Roofline
 from tuner.cost.work_arrays import Floats, WorkArrays
 
 if TYPE_CHECKING:  # it imports msgspec, which an emulated program may not have
@@ -35,7 +34,7 @@ _CHUNK = 1 << 14
 """Places that are interpolated at a time: bounds the memory of their distances."""
 
 
-class MeasuredKernelTimes:
+class _MeasuredKernelTimes:
     """`KernelTimes` from a device profile.
 
     A product's time is its roofline bound at the best measured rates, divided by the share of
@@ -83,9 +82,9 @@ class MeasuredKernelTimes:
                 seconds[chosen] = self._product_s(label, works.shapes[chosen])
             if label in self._attention:
                 chosen = of_dtype & (works.kinds == "attention")
-                seconds[chosen] = self._attention_s(
-                    label, works.flops[chosen], works.bytes_moved[chosen]
-                )
+                flops, moved = works.flops[chosen], works.bytes_moved[chosen]
+                rate = self._attention[label].at(_attention_places(flops.ravel(), moved.ravel()))
+                seconds[chosen] = flops / rate.reshape(flops.shape)
         without_flops = ~works.has_shape & ~works.flops.any(axis=1) & (works.names != BLOCKWISE)
         for kind in np.unique(works.kinds[without_flops]):
             chosen = without_flops & (works.kinds == kind)
@@ -123,11 +122,6 @@ class MeasuredKernelTimes:
             2 * shapes.prod(axis=1) / self._peaks[dtype], moved / self._stream
         )
         return bound
-
-    def _attention_s(self, dtype: str, flops: Floats, moved: Floats) -> Floats:
-        rate = self._attention[dtype].at(_attention_places(flops.ravel(), moved.ravel()))
-        found: Floats = flops / rate.reshape(flops.shape)
-        return found
 
 
 class _Scattered:
@@ -177,8 +171,12 @@ def _attention_tables(profile: DeviceProfile) -> dict[str, _Scattered]:
             if rates:
                 tables[dtype] = _Scattered(
                     _attention_places(*np.array([_attention_work(r) for r in rates]).T),
+                    # A backward pass has 2.5 times the FLOPs of a forward pass.
                     np.array(
-                        [_both_ways(r.forward_flops_per_s, r.backward_flops_per_s) for r in rates]
+                        [
+                            3.5 / (1 / r.forward_flops_per_s + 2.5 / r.backward_flops_per_s)
+                            for r in rates
+                        ]
                     ),
                 )
                 break
@@ -189,11 +187,6 @@ def _attention_work(rate: AttentionRate) -> tuple[float, float]:
     """FLOPs and bytes of a forward pass: half of two products; query, key, value and output."""
     elements = rate.batch * rate.heads * rate.length * rate.head_dim
     return 2.0 * elements * rate.length, 4.0 * elements * (4 if rate.dtype == "fp32" else 2)
-
-
-def _both_ways(forward: float, backward: float) -> float:
-    """The rate of a forward pass and a backward pass with 2.5 times its FLOPs."""
-    return 3.5 / (1 / forward + 2.5 / backward)
 
 
 def on_measured_device(
@@ -211,4 +204,4 @@ def on_measured_device(
         return gpu, Roofline(), CATALOGUE
     if profile.context_bytes is not None:
         gpu = replace(gpu, context_bytes=profile.context_bytes)
-    return gpu, MeasuredKernelTimes(profile), METHOD
+    return gpu, _MeasuredKernelTimes(profile), METHOD

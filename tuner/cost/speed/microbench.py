@@ -32,7 +32,7 @@ _TYPICAL_L2_BYTES = 64 * MIB
 """Larger than the L2 cache of nearly all GPUs (an H200 has 60 MB)."""
 
 
-class Timing(NamedTuple):
+class _Timing(NamedTuple):
     """Typical seconds of one call, and the interquartile range over the median."""
 
     typical_s: float
@@ -45,7 +45,7 @@ class Stopwatch:
 
     device: torch.device
 
-    def time(self, call: Callable[[], Any]) -> Timing:
+    def time(self, call: Callable[[], Any]) -> _Timing:
         """Seconds of one call when many follow each other."""
         for _ in range(2):
             call()
@@ -56,7 +56,7 @@ class Stopwatch:
         times = [self._sample(call, calls) for _ in range(samples)]
         return _timing(times)
 
-    def host_time(self, call: Callable[[], Any], *, samples: int = 7) -> Timing:
+    def host_time(self, call: Callable[[], Any], *, samples: int = 7) -> _Timing:
         """Seconds of one call until the device has finished, as the host sees it."""
         call()
         times = []
@@ -85,9 +85,9 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-def _timing(times: Sequence[float]) -> Timing:
+def _timing(times: Sequence[float]) -> _Timing:
     low, median, high = statistics.quantiles(times, n=4)
-    return Timing(median, (high - low) / median)
+    return _Timing(median, (high - low) / median)
 
 
 DTYPES: dict[str, torch.dtype] = {
@@ -104,7 +104,7 @@ def int8_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def time_product(watch: Stopwatch, dtype: str, shape: tuple[int, int, int]) -> Timing:
+def time_product(watch: Stopwatch, dtype: str, shape: tuple[int, int, int]) -> _Timing:
     """Time of a product of [m, k] by [k, n]; the operands are rotated so that none stay in L2."""
     m, n, k = shape
     element = DTYPES[dtype].itemsize
@@ -144,7 +144,7 @@ def _operands(
     return a, b
 
 
-def time_traffic(watch: Stopwatch, kind: str, size_bytes: int) -> tuple[int, Timing]:
+def time_traffic(watch: Stopwatch, kind: str, size_bytes: int) -> tuple[int, _Timing]:
     """Bytes moved and time of a kernel that moves about `size_bytes`.
 
     `copy` reads one tensor and writes one, `elementwise` reads two and writes one (a residual
@@ -164,7 +164,7 @@ def time_traffic(watch: Stopwatch, kind: str, size_bytes: int) -> tuple[int, Tim
     return tensors * count * 2, watch.time(calls[kind])
 
 
-def time_dequantise(watch: Stopwatch, kind: str, rows: int, columns: int) -> tuple[int, Timing]:
+def time_dequantise(watch: Stopwatch, kind: str, rows: int, columns: int) -> tuple[int, _Timing]:
     """Bytes moved and time of unpacking an NF4 weight, or of scaling an int8 product."""
     import bitsandbytes  # noqa: F401  (registers the operators)
 
@@ -205,7 +205,7 @@ class AttentionCase(NamedTuple):
         return 2 * self.batch * self.heads * self.length**2 * self.head_dim
 
 
-def time_attention(watch: Stopwatch, case: AttentionCase) -> tuple[Timing, Timing]:
+def time_attention(watch: Stopwatch, case: AttentionCase) -> tuple[_Timing, _Timing]:
     """Times of the forward and of the backward pass. Raises RuntimeError where not supported."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -214,10 +214,7 @@ def time_attention(watch: Stopwatch, case: AttentionCase) -> tuple[Timing, Timin
         torch.randn(shape, device=watch.device).to(DTYPES[case.dtype]).requires_grad_()
         for _ in range(3)
     )
-    backends = {
-        "flash": SDPBackend.FLASH_ATTENTION,
-        "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    }
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
     def attend() -> torch.Tensor:
         if case.kernel == "eager":
@@ -255,13 +252,13 @@ def spin_up(watch: Stopwatch) -> None:
         watch.synchronize()
 
 
-def time_shortest_kernel(watch: Stopwatch) -> Timing:
+def time_shortest_kernel(watch: Stopwatch) -> _Timing:
     """Time of a kernel that does nearly nothing, when many follow each other."""
     x = torch.ones(16, device=watch.device)
     return watch.time(lambda: x.add_(1.0))
 
 
-def time_launch(watch: Stopwatch) -> Timing:
+def time_launch(watch: Stopwatch) -> _Timing:
     """Host time of one operator issued from Python, autograd included.
 
     A deep stack of tiny layers is bound by the host: its wall time over the number of operators
@@ -272,11 +269,7 @@ def time_launch(watch: Stopwatch) -> Timing:
         *(
             layer
             for _ in range(depth)
-            for layer in (
-                torch.nn.LayerNorm(width),
-                torch.nn.Linear(width, width),
-                torch.nn.SiLU(),
-            )
+            for layer in (torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.SiLU())
         )
     ).to(watch.device)
     x = torch.ones(4, width, device=watch.device)
@@ -286,13 +279,13 @@ def time_launch(watch: Stopwatch) -> Timing:
         layers(x).sum().backward()
 
     step()
-    with OperatorCount() as counter:
+    with _OperatorCount() as counter:
         step()
     timing = watch.host_time(step, samples=15)
-    return Timing(timing.typical_s / counter.operators, timing.spread)
+    return _Timing(timing.typical_s / counter.operators, timing.spread)
 
 
-class OperatorCount(TorchDispatchMode):
+class _OperatorCount(TorchDispatchMode):
     """Counts operators that launch a kernel: views and allocations do not."""
 
     def __init__(self) -> None:

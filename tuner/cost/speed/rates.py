@@ -192,16 +192,8 @@ EFFICIENT: _ByHead = ((64, 0.53, 0.30), (128, 0.59, 0.30), (256, 0.51, 0.13))
 EFFICIENT_FP32: _ByHead = ((64, 0.31, 0.22), (128, 0.28, 0.19), (256, 0.27, 0.19))
 """Shares of the peak in tf32; GPUs without it compute in fp32, at half of that peak."""
 FLASH_3: _ByHead = ((64, 0.45, 0.38), (128, 0.58, 0.48), (256, 0.60, 0.45))
-CUDNN: Mapping[_Capability, float] = {
-    (8, 0): 0.82,
-    (8, 6): 0.93,
-    (8, 9): 1.0,
-    (12, 0): 0.88,
-}
-CUDNN_ON_HOPPER = (
-    (64, (0.52, 750.0), (0.54, 1770.0)),
-    (128, (0.63, 280.0), (0.56, 1040.0)),
-)
+CUDNN: Mapping[_Capability, float] = {(8, 0): 0.82, (8, 6): 0.93, (8, 9): 1.0, (12, 0): 0.88}
+CUDNN_ON_HOPPER = ((64, (0.52, 750.0), (0.54, 1770.0)), (128, (0.63, 280.0), (0.56, 1040.0)))
 """Largest head size; of forward and backward the share of the peak that endless sequences reach,
 and the length of those that reach half of it."""
 CUDNN_HEADS: Mapping[int, int] = {9: 256, 10: 128}
@@ -296,11 +288,12 @@ def measured_masked(gpu: Gpu) -> bool:
 
 def _rate(name: str, dtype: str, head: int, gpu: Gpu) -> float:
     is_backward = _is_backward(name)
-    if dtype == "float32":
-        peak, share = _in_fp32(gpu, head, is_backward)
-    else:
-        peak, share = _peak(gpu, dtype), _share(name, gpu, head, is_backward)
-    return peak * share
+    if dtype != "float32":
+        return _peak(gpu, dtype) * _share(name, gpu, head, is_backward)
+    if "tf32" not in gpu.flops:
+        return gpu.flops["fp32"] * _WITHOUT_TF32
+    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
+    return gpu.flops["tf32"] * (share * _generation(gpu, head, is_backward))
 
 
 def _peak(gpu: Gpu, dtype: str) -> float:
@@ -317,13 +310,6 @@ def _share(name: str, gpu: Gpu, head: int, is_backward: bool) -> float:
         return _of_cudnn(name, head)[0] * _of_whole_tiles(head, _FLASH_TILE)
     flash = _of_head(FLASH_2[_known(gpu)], head, is_backward, _FLASH_TILE)
     return flash * CUDNN.get(gpu.compute_capability, 1.0) if "cudnn" in name else flash
-
-
-def _in_fp32(gpu: Gpu, head: int, is_backward: bool) -> tuple[float, float]:
-    if "tf32" not in gpu.flops:
-        return gpu.flops["fp32"], _WITHOUT_TF32
-    share = _of_head(EFFICIENT_FP32, head, is_backward, _EFFICIENT_TILE)
-    return gpu.flops["tf32"], share * _generation(gpu, head, is_backward)
 
 
 def _generation(gpu: Gpu, head: int, is_backward: bool) -> float:

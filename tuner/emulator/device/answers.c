@@ -45,7 +45,7 @@ static int take_answer(void *to, size_t size) {
   return 0;
 }
 
-/* Who says whether what a copy to the host would read is there (inside/host_reads.py). */
+/* Who says whether what a copy to the host would read is there (inside/readbacks.py). */
 static emu_reader reader;
 EMU_EXPORT void emu_set_reader(emu_reader one) { __atomic_store_n(&reader, one, __ATOMIC_RELEASE); }
 

@@ -1,4 +1,4 @@
-// Runs operators that Python has judged once, without Python (inside/repeats.py).
+// Runs operators that Python has judged once, without Python (inside/core.py).
 //
 // PyTorch calls `PyInterpreterVTable::dispatch` for each operator that reaches a Python mode. That
 // entry is replaced. Where the emulator's mode is the only one, a view goes straight to its kernel,

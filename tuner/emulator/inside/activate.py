@@ -20,11 +20,11 @@ def activate() -> None:
 
     before_bytes = anonymous_bytes()
     from tuner.emulator.inside.hollow import install as read_hollow_files
-    from tuner.emulator.inside.host_reads import HostReads
     from tuner.emulator.inside.made_up import draw_once
     from tuner.emulator.inside.mode import EmulatorMode, follow_python_kernels
     from tuner.emulator.inside.one_rank import launch_without_others, stand_for_all_ranks
     from tuner.emulator.inside.process import end_with_owner
+    from tuner.emulator.inside.readbacks import HostReads
     from tuner.emulator.inside.triton_launches import price_operators
 
     end_with_owner()

@@ -82,8 +82,13 @@ class Arrived:
     @guarded("the model's settings")
     def note_model(self, model: Any) -> None:
         """Read the settings of the trained model; the last one counts."""
+        import torch
+
         self._of_model = settings_of_model(model) | _autocast()
-        self.compares = self.compares or _normalises(model)
+        # The layers that normalise over a micro-batch, if the model trains with any.
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        found = (m for m in model.modules() if isinstance(m, norms) and m.training)
+        self.compares = self.compares or next((type(one).__name__ for one in found), "")
 
     @guarded("an input of the model")
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
@@ -132,15 +137,6 @@ def _autocast() -> dict[str, str]:
         return {}
     dtype = torch.get_autocast_dtype("cuda")
     return {"mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")}
-
-
-def _normalises(model: Any) -> str:
-    """The layers that normalise over a micro-batch, if the model trains with any."""
-    import torch
-
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    found = (m for m in model.modules() if isinstance(m, norms) and m.training)
-    return next((type(one).__name__ for one in found), "")
 
 
 def settings_of_arguments(arguments: Any) -> dict[str, Any]:

@@ -478,12 +478,6 @@ class Source(Tree):
             if line is not None and self._comes(test, wanted=wanted):
                 yield test.node.lineno if wanted else line
 
-    def _else_of(self, node: ast.If) -> list[ast.stmt]:
-        """The `else` of a branch, or what follows if its body goes elsewhere."""
-        if node.orelse or not isinstance(node.body[-1], _LEAVES):
-            return node.orelse
-        return self._following(node)
-
     def _following(self, statement: ast.AST) -> list[ast.stmt]:
         for _, block in ast.iter_fields(self._parents.get(statement, ast.Pass())):
             if isinstance(block, list) and statement in block:
@@ -531,7 +525,11 @@ class Source(Tree):
     def _body(self, test: Test, outcome: bool) -> Sequence[ast.stmt]:
         if isinstance(test.node, ast.IfExp):
             return [ast.Expr(test.node.body if outcome else test.node.orelse)]
-        return test.node.body if outcome else self._else_of(test.node)
+        if outcome:
+            return test.node.body
+        # Without an `else`, what follows if the body goes elsewhere.
+        leaves = not test.node.orelse and isinstance(test.node.body[-1], _LEAVES)
+        return self._following(test.node) if leaves else test.node.orelse
 
     def _comes(self, test: Test, *, wanted: bool) -> bool:
         """True if a counter may still get a value with which the test has this outcome."""

@@ -4,30 +4,292 @@ Each token runs the same operators, and its blocks of memory are those of the to
 by a constant. Once some tokens have shown this pattern, the allocator itself gets the requests of
 the tokens to come, in their order, without the operators; the last tokens run again. The program
 goes on with tensors of the final length, whose token ids are made up.
+
+vLLM, which generates for TRL's trainers, is not emulated. A colocated engine takes its declared
+share of the device's memory (`gpu_memory_utilization`), and gives it back while it sleeps. A
+server's own memory is elsewhere. Completions are made up, and have the longest length that was
+asked for.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
+import os
 import sys
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tuner.emulator.inside.decoding_pattern import Block, Mark, Pattern, find_pattern
-from tuner.emulator.inside.engines import Engines
 from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.faults import guarded, note
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.notes import NOTE, UNIFORM, alias, is_known, note_known, noted
 from tuner.emulator.inside.process import when_imported
+
+_FIRST = 32
+"""Made-up tokens begin here: special ones are often the first of a vocabulary."""
+
+_TOKENS = 64
+"""Different made-up tokens."""
+
+
+class _Engines:
+    """The engines of this process, which generate in a context of `phase`."""
+
+    def __init__(self, phase: Callable[[], AbstractContextManager[None]]) -> None:
+        self._phase = phase
+
+    def follow(self, module: Any) -> None:
+        """Stand for the engines of `trl.generation.vllm_generation`."""
+        generation, engines = module.VLLMGeneration, self
+
+        def start(of: Any) -> None:
+            engines._start(of)
+
+        def generate(of: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+            return engines._generate(of, prompts)
+
+        generation._init_vllm, generation.generate = start, generate
+
+    def _start(self, of: Any) -> None:
+        of.llm = of.vllm_client = _Anything()
+        of._llm_weights_sleeping = False  # nothing is lost while it sleeps
+        of._tuner_engine = _Reserved(0)
+        size = 0
+        if of.mode == "colocate":
+            size = int(of.gpu_memory_utilization * _device_bytes())
+            with self._phase():
+                of._tuner_engine = _Reserved(size)
+                if of.enable_sleep_mode:
+                    of._tuner_engine = _Reserved(0)
+        send(
+            {
+                "event": "engine",
+                "mode": of.mode,
+                "share": of.gpu_memory_utilization,
+                "bytes": size,
+                "sleeps": bool(of.enable_sleep_mode),
+            }
+        )
+
+    def _generate(self, of: Any, prompts: list[list[int]]) -> tuple[Any, ...]:
+        with self._phase():
+            if of.mode == "colocate" and of.enable_sleep_mode:
+                of._tuner_engine = _Reserved(int(of.gpu_memory_utilization * _device_bytes()))
+                of._tuner_engine = _Reserved(0)
+        length = int((of.generation_kwargs or {}).get("max_tokens", of.max_completion_length))
+        tokens = [
+            [_FIRST + (row + n) % _TOKENS for n in range(length)] for row, _ in enumerate(prompts)
+        ]
+        chances = [[[-1.0]] * length for _ in prompts]
+        return prompts, tokens, chances, [[[one] for one in row] for row in tokens]
+
+
+class _Reserved:
+    """Memory of an engine, in a pool of its own: no other tensor gets it."""
+
+    def __init__(self, size: int) -> None:
+        import torch
+
+        self._block = None
+        if size:
+            self._pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self._pool):
+                self._block = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+class _Anything:
+    """An object with every attribute, which does nothing when it is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+
+def _device_bytes() -> int:
+    """The memory of the GPU that is asked about: a run may have a larger one."""
+    import torch
+
+    settings = json.loads(os.environ.get("TUNER_EMULATOR_SETTINGS") or "{}")
+    return int(torch.cuda.mem_get_info()[1]) // int(settings.get("room", 1))
+
+
+PERIODS = (1, 2, 4, 8, 16)
+"""Tokens after which requests may repeat."""
+
+_COMPARED = 8
+"""At least the last tokens that are compared with those before."""
+
+_Block = tuple[int, int]
+"""A block of memory: the number of the token that asked for it, and that of the request."""
+
+Mark = tuple[int, int]
+"""The number of requests and of frees up to a moment."""
+
+Entry = dict[str, Any]
+
+
+class Request(NamedTuple):
+    """A request for `size` bytes, or with 0 a free of request `number` made `age` tokens ago."""
+
+    size: int
+    age: int = 0
+    number: int = 0
+    grows: int = 0
+    """Bytes by which the request is larger one period later."""
+
+
+class _Pattern:
+    """The requests of `period` tokens, which repeat; `live` are the blocks alive after them."""
+
+    def __init__(
+        self, rounds: Sequence[Sequence[Request]], period: int, live: Mapping[_Block, Entry]
+    ) -> None:
+        self.period, self.live = period, live
+        self._seen = len(rounds)
+        self._rounds = rounds[-period:]
+
+    @property
+    def repeated(self) -> tuple[Any, ...]:
+        """The requests and their growth, whatever their sizes."""
+        return tuple(
+            tuple((bool(one.size), *one[1:]) for one in requests) for requests in self._rounds
+        )
+
+    def requested_bytes(self, number: int) -> int:
+        """All that one token requests after `number` others, a multiple of the period."""
+        times = 1 + number // self.period
+        return sum(one.size + times * one.grows for one in self._rounds[0] if one.size)
+
+    def growth(self, step: int, index: int) -> int:
+        """The bytes by which a block is larger one period later."""
+        return self._request(step, index).grows
+
+    def after(self, number: int) -> dict[_Block, Entry]:
+        """The entries of the blocks that are alive `number` tokens later, but for addresses."""
+        times = number // self.period
+        return {
+            (step + number, index): {
+                **entry,
+                "size": entry["size"] + times * self.growth(step, index),
+            }
+            for (step, index), entry in self.live.items()
+        }
+
+    def replay(self, blocks: dict[_Block, Any], number: int, new: Callable[[int], Any]) -> None:
+        """Make the requests of `number` tokens with `new`; `blocks` are those that are alive."""
+        for step in range(self._seen, self._seen + number):
+            times = 1 + (step - self._seen) // self.period
+            asked = 0
+            for size, age, index, grows in self._rounds[(step - self._seen) % self.period]:
+                if size:
+                    blocks[step, asked] = new(size + times * grows)
+                    asked += 1
+                else:
+                    del blocks[step - age, index]
+
+    def _request(self, step: int, index: int) -> Request:
+        requests = self._rounds[(step - self._seen) % self.period]
+        return [one for one in requests if one.size][index]
+
+
+def find_pattern(entries: Sequence[Entry], marks: Sequence[Mark]) -> _Pattern | None:
+    """The pattern of the tokens between `marks`, from the allocator's history; None without one.
+
+    The first token is not looked at: it follows the prompt.
+    """
+    found = _rounds(entries, marks)
+    if found is None:
+        return None
+    rounds, live = found
+    for period in PERIODS:
+        if 2 * period < len(rounds) and (latest := _repeated(rounds, period)) is not None:
+            pattern = [*rounds[:-period], *latest]
+            depth = 1 + max((one.age for each in latest for one in each), default=0)
+            first = len(rounds) - depth
+            if any(1 + period < step < first for step, _ in live):
+                return None  # it keeps something of each token
+            kept = {block: entry for block, entry in live.items() if block[0] >= first}
+            return _Pattern(pattern, period, kept)
+    return None
+
+
+def _rounds(
+    entries: Sequence[Entry], marks: Sequence[Mark]
+) -> tuple[list[list[Request]], dict[_Block, Entry]] | None:
+    """The requests of each token, and the blocks that are alive at the end."""
+    rounds: list[list[Request]] = [[] for _ in marks[1:]]
+    at: dict[int, _Block] = {}
+    live: dict[_Block, Entry] = {}
+    asked, freed = marks[0]
+    step = index = 0
+    for entry in entries:
+        action = entry["action"]
+        if action not in ("alloc", "free_requested"):
+            continue
+        while step + 1 < len(marks) and (asked, freed) == marks[step + 1]:
+            step, index = step + 1, 0
+        if step == len(rounds):
+            return None
+        if action == "alloc":
+            rounds[step].append(Request(entry["size"]))
+            at[entry["addr"]] = (step, index)
+            live[step, index] = entry
+            asked, index = asked + 1, index + 1
+            continue
+        freed += 1
+        block = at.pop(entry["addr"], None)
+        if block is None:  # older than the loop
+            rounds[step].append(Request(0, -1))
+        else:
+            rounds[step].append(Request(0, step - block[0], block[1]))
+            del live[block]
+    return (rounds, live) if (asked, freed) == marks[-1] else None
+
+
+def _repeated(rounds: list[list[Request]], period: int) -> list[list[Request]] | None:
+    """The last `period` tokens with their growth, if they repeat those before; else None."""
+    grown: dict[int, list[Request]] = {}
+    for step in range(len(rounds) - max(_COMPARED, period), len(rounds)):
+        if step - period < 1:
+            continue
+        requests = _grown(rounds[step], rounds[step - period])
+        if requests is None:
+            return None
+        before = grown.get(step - period)
+        if before is not None and [one.grows for one in before] != [o.grows for o in requests]:
+            return None
+        grown[step] = requests
+    latest = [grown.get(step) for step in range(len(rounds) - period, len(rounds))]
+    return None if None in latest else [one for one in latest if one is not None]
+
+
+def _grown(later: Sequence[Request], before: Sequence[Request]) -> list[Request] | None:
+    """The requests of a token with their growth since another one; None if they differ."""
+    if len(later) != len(before):
+        return None
+    found = []
+    for one, other in zip(later, before, strict=True):
+        grows = one.size - other.size
+        is_same = (one.age, one.number) == (other.age, other.number) and one.age >= 0
+        if not is_same or grows < 0 or bool(one.size) != bool(other.size):
+            return None
+        found.append(one._replace(grows=grows))
+    return found
+
 
 TRY_AFTER = (16, 33)
 """Tokens after which a pattern is looked for: of up to 4 tokens, and of up to 16 (masks are padded
@@ -76,7 +338,7 @@ class Decoding:
         for module in GENERATES:
             when_imported(module, self._follow_calls)
         when_imported("transformers.generation.utils", self._follow_loops)
-        when_imported("trl.generation.vllm_generation", Engines(self._phase).follow)
+        when_imported("trl.generation.vllm_generation", _Engines(self._phase).follow)
 
     def _follow_calls(self, module: Any) -> None:
         owner_name, name = GENERATES[module.__name__]
@@ -190,7 +452,7 @@ class _Loop:
         self._marks.append(_mark(self._device))
         tries = (TRY_KNOWN_AFTER, *TRY_AFTER) if self._known else TRY_AFTER
         if self._seen + _BACK in tries:
-            self._counters = {(id(o), name): n for o, name, n in Held(values).counters()}
+            self._counters = {(id(o), name): n for o, name, n in _Held(values).counters()}
         if self._seen not in tries:
             return
         traces = self._memory.drain()
@@ -203,11 +465,11 @@ class _Loop:
             return
         self._known.add(pattern.repeated)
         self._is_watched = False
-        held = Held(values)
+        held = _Held(values)
         if held.has_all(pattern.live):
             self._jump(pattern, held, left)
 
-    def _jump(self, pattern: Pattern, held: Held, left: int) -> None:
+    def _jump(self, pattern: _Pattern, held: _Held, left: int) -> None:
         least = max(LAST, pattern.period)
         most = min(left - least, held.most)
         number = most // pattern.period * pattern.period
@@ -222,7 +484,10 @@ class _Loop:
             blocks = held.let_go(pattern.live)
             self._memory.pause()
             try:
-                pattern.replay(blocks, number, _new_block(self._device))
+                new = functools.partial(
+                    torch.empty, dtype=torch.uint8, device=torch.device("cuda", self._device)
+                )
+                pattern.replay(blocks, number, new)
             finally:
                 self._memory.resume(self._device, pattern.live, pattern.after(number), blocks)
             held.take_up(blocks, number, pattern)
@@ -287,15 +552,7 @@ def _requested_bytes(device: int) -> int:
     return int(torch._C._cuda_memoryStats(device)["requested_bytes"]["all"]["allocated"])
 
 
-def _new_block(device: int) -> Callable[[int], torch.Tensor]:
-    def new(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=where)
-
-    where = torch.device("cuda", device)
-    return new
-
-
-class Held:
+class _Held:
     """The tensors and counters that a loop holds in its variables."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -330,7 +587,7 @@ class Held:
             for one in vars(value).values():
                 self._search(one, depth - 1)
 
-    def has_all(self, live: Mapping[Block, dict[str, Any]]) -> bool:
+    def has_all(self, live: Mapping[_Block, dict[str, Any]]) -> bool:
         """True if each block is that of tensors which can be given another one."""
         return all(entry["addr"] in self._tensors for entry in live.values())
 
@@ -354,10 +611,10 @@ class Held:
             else:
                 setattr(one, name, value + number)
 
-    def let_go(self, live: Mapping[Block, dict[str, Any]]) -> dict[Block, Any]:
+    def let_go(self, live: Mapping[_Block, dict[str, Any]]) -> dict[_Block, Any]:
         """Take the blocks from their tensors, and return what alone keeps them."""
-        found: dict[Block, Any] = {}
-        self._before: dict[Block, list[tuple[torch.Tensor, _Layout]]] = {}
+        found: dict[_Block, Any] = {}
+        self._before: dict[_Block, list[tuple[torch.Tensor, _Layout]]] = {}
         for block, entry in live.items():
             tensors = self._tensors[entry["addr"]]
             found[block] = tensors[0].untyped_storage()
@@ -368,7 +625,9 @@ class Held:
         self._tensors.clear()
         return found
 
-    def take_up(self, blocks: Mapping[Block, torch.Tensor], number: int, pattern: Pattern) -> None:
+    def take_up(
+        self, blocks: Mapping[_Block, torch.Tensor], number: int, pattern: _Pattern
+    ) -> None:
         """Give the tensors their blocks after `number` tokens."""
         for (step, index), tensors in self._before.items():
             storage = blocks[step + number, index].untyped_storage()

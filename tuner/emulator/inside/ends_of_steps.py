@@ -85,7 +85,9 @@ class Steps:
 
     def begin_update(self, optimizer: Any) -> None:
         """Note that an optimizer is about to update its parameters."""
-        self._ignore_operators()
+        if self._mode is not None:
+            self._mode.updates = None
+        self._leaves.clear()
         self.counted_by, self._made_optimizer = OPTIMIZER, True
         if id(optimizer) in self._updated:
             self._end()
@@ -214,11 +216,6 @@ class Steps:
         self._updating()
         self._end()
 
-    def _ignore_operators(self) -> None:
-        if self._mode is not None:
-            self._mode.updates = None
-        self._leaves.clear()
-
     # -- the end --------------------------------------------------------------------------------
 
     @property
@@ -233,12 +230,12 @@ class Steps:
         return self._replaced + 1 if self._replaced else self._passes
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> _Trained:
         """The parameters that were last trained, in the form of an optimizer."""
-        return Trained(self._leaves.values())
+        return _Trained(self._leaves.values())
 
 
-class Trained:
+class _Trained:
     """Parameters that the program updates by itself."""
 
     def __init__(self, leaves: Iterable[weakref.ref[Any]]) -> None:

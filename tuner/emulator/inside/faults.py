@@ -51,24 +51,3 @@ def guarded(reading: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None
         return run
 
     return around
-
-
-class RealCall:
-    """An operator whose result is kept in case its handler fails after the call."""
-
-    __slots__ = ("failed", "func", "out", "ran")
-
-    def __init__(self, func: Callable[..., Any]) -> None:
-        self.func = func
-        self.out: Any = None
-        self.ran = self.failed = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator, and keep its result or the fact that it raised."""
-        try:
-            out = self.out = self.func(*args, **kwargs)
-        except BaseException:
-            self.failed = True
-            raise
-        self.ran = True
-        return out

@@ -17,11 +17,11 @@ from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tuner.emulator.inside.arrived import Arrived
-from tuner.emulator.inside.budget import WORTHWHILE, Budget
 from tuner.emulator.inside.decoding import Decoding
 from tuner.emulator.inside.ends_of_steps import Steps
 from tuner.emulator.inside.failing import send, uses_cuda
 from tuner.emulator.inside.faults import guarded
+from tuner.emulator.inside.hollow import save_sparsely
 from tuner.emulator.inside.horizon import Horizon
 from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
 from tuner.emulator.inside.lines import called_around, in_a_forward, program_line
@@ -29,8 +29,7 @@ from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import end_when_told, when_imported
 from tuner.emulator.inside.rounds import loops
-from tuner.emulator.inside.shortening import Shortening
-from tuner.emulator.inside.sparse_saving import save_sparsely
+from tuner.emulator.inside.shortening import WORTHWHILE, Budget, Shortening
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -102,12 +101,7 @@ class Follower:
     """
 
     def __init__(
-        self,
-        *,
-        steps: int,
-        whole: bool = False,
-        pricer: Any = None,
-        mode: Any = None,
+        self, *, steps: int, whole: bool = False, pricer: Any = None, mode: Any = None
     ) -> None:
         self._steps = steps
         self._memory = MemoryWatch(steps if whole else 0)

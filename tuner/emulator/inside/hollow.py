@@ -9,19 +9,24 @@ cost. So does quantisation: zeros have a scale of zero, and with it any code mea
 floats that come back from the device, where they were never written, are holes too.
 
 safetensors itself opens all other files.
+
+Checkpoints that the program saves take no room on the disk either: zeros are holes.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tuner.core.sparse import read_header, says_hollow
+from tuner.core.sparse import TensorEntry, read_header, says_hollow, write_hollow
 from tuner.emulator.inside.host_memory import note_memory
 from tuner.emulator.inside.notes import FLOATS
 from tuner.emulator.inside.process import when_imported
@@ -30,24 +35,17 @@ from tuner.emulator.inside.transfers import FRESH_BYTES
 if TYPE_CHECKING:
     from tuner.emulator.inside.values import Values
 
+
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 LARGE_BYTES = 1 << 20
 """Results of fewer bytes are computed as usual, and are copied to the device with values."""
 
 # Operators that only move, convert or quantise their floats.
-MOVING = frozenset(
-    {
-        "aten::_to_copy",
-        "aten::clone",
-        "aten::cat",
-        "aten::stack",
-        "aten::contiguous",
-        "aten::_pin_memory",
-        "bitsandbytes::quantize_4bit",
-        "bitsandbytes::quantize_blockwise",
-    }
-)
+MOVING = frozenset({
+    "aten::_to_copy", "aten::clone", "aten::cat", "aten::stack", "aten::contiguous",
+    "aten::_pin_memory", "bitsandbytes::quantize_4bit", "bitsandbytes::quantize_blockwise",
+})  # fmt: skip
 
 _NOTE = "tuner_hollow"  # attribute of a storage that was never written
 
@@ -88,7 +86,7 @@ def _replace(module: ModuleType) -> None:
 
 def _reader(real: Any) -> type:
     class safe_open:  # noqa: N801 - the name that it has in safetensors
-        """Opens a file with safetensors, or as a `HollowFile` if it is hollow."""
+        """Opens a file with safetensors, or as a `_HollowFile` if it is hollow."""
 
         def __new__(cls, filename: Any, framework: str, *args: Any, **kwargs: Any) -> Any:
             """The opened file `filename`."""
@@ -96,7 +94,7 @@ def _reader(real: Any) -> type:
             if found is None:
                 return real(filename, framework, *args, **kwargs)
             device = args[0] if args else kwargs.get("device", "cpu")
-            return HollowFile(*found, device)
+            return _HollowFile(*found, device)
 
     return safe_open
 
@@ -110,7 +108,7 @@ def _header(filename: Any) -> tuple[dict[str, Any], int] | None:
     return (fields, start) if says_hollow(fields) else None
 
 
-class HollowFile:
+class _HollowFile:
     """A hollow file, with the interface of safetensors' `safe_open`."""
 
     def __init__(self, fields: dict[str, Any], start: int, device: Any) -> None:
@@ -120,7 +118,7 @@ class HollowFile:
         end = max((field["data_offsets"][1] for field in fields.values()), default=0)
         self._memory: mmap.mmap | None = _untouched(max(end, 1))
 
-    def __enter__(self) -> HollowFile:
+    def __enter__(self) -> _HollowFile:
         """The file itself."""
         return self
 
@@ -150,16 +148,21 @@ class HollowFile:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A tensor of zeros."""
-        tensor = self._tensor(name)
-        return tensor if str(self._device) == "cpu" else tensor.to(_as_device(self._device))
+        field = self._field(name)
+        begin, _ = field["data_offsets"]
+        tensor = _over(self._opened(), begin, field["shape"], field["dtype"])
+        if str(self._device) == "cpu":
+            return tensor
+        is_number = isinstance(self._device, int)  # of a CUDA device
+        return tensor.to(f"cuda:{self._device}" if is_number else self._device)
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
-    def get_slice(self, name: str) -> HollowSlice:
+    def get_slice(self, name: str) -> _HollowSlice:
         """A tensor that is created when it is indexed."""
-        return HollowSlice(self, name, self._field(name))
+        return _HollowSlice(self, name, self._field(name))
 
     def _opened(self) -> mmap.mmap:
         if self._memory is None:
@@ -173,15 +176,11 @@ class HollowFile:
         field: dict[str, Any] = self._fields[name]
         return field
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        field = self._field(name)
-        return _over(self._opened(), field["data_offsets"][0], field["shape"], field["dtype"])
 
-
-class HollowSlice:
+class _HollowSlice:
     """A tensor of a hollow file, with the interface of safetensors' `get_slice`."""
 
-    def __init__(self, file: HollowFile, name: str, field: dict[str, Any]) -> None:
+    def __init__(self, file: _HollowFile, name: str, field: dict[str, Any]) -> None:
         self._file, self._name, self._field = file, name, field
 
     def get_shape(self) -> list[int]:
@@ -213,8 +212,9 @@ def moving(operator: Any, handler: Handler | None) -> Handler | None:
             if out is not None:
                 return out
         out = func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
-        if sources and sources[0].is_cuda and isinstance(out, torch.Tensor) and out.is_cpu:
-            _note_untouched(out)
+        is_copy = sources and sources[0].is_cuda and isinstance(out, torch.Tensor) and out.is_cpu
+        if is_copy and out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
+            setattr(out.untyped_storage(), _NOTE, True)  # memory that was never written
         return out
 
     return call
@@ -235,12 +235,6 @@ def _zeros(handler: Handler | None) -> Handler:
     return call
 
 
-def _note_untouched(out: torch.Tensor) -> None:
-    """Note that large floats copied to the host are memory that was never written."""
-    if out.dtype in FLOATS and out.nbytes > FRESH_BYTES:
-        setattr(out.untyped_storage(), _NOTE, True)
-
-
 def _moved(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sequence[torch.Tensor]
 ) -> Any:
@@ -251,7 +245,11 @@ def _moved(
     if (device is not None and device.type != "cpu") or kwargs.get("pin_memory"):
         return None
     if func._schema.name == "aten::_pin_memory":
-        return _pinned(sources[0])
+        if sources[0].nbytes < LARGE_BYTES or not sources[0].is_contiguous():
+            return None
+        out = torch.empty(sources[0].shape, dtype=sources[0].dtype, pin_memory=True)
+        setattr(out.untyped_storage(), _NOTE, True)
+        return out
     # The operator itself finds the sizes, strides and type on tensors without memory.
     with torch._C._DisableTorchDispatch():
         like = func(
@@ -262,14 +260,6 @@ def _moved(
         return None
     holes = tuple(hole(out.shape, out.dtype) for out in outs)
     return holes if isinstance(like, tuple) else holes[0]
-
-
-def _pinned(source: torch.Tensor) -> torch.Tensor | None:
-    if source.nbytes < LARGE_BYTES or not source.is_contiguous():
-        return None
-    out = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-    setattr(out.untyped_storage(), _NOTE, True)
-    return out
 
 
 def _on_meta(value: Any) -> Any:
@@ -313,13 +303,90 @@ def _over(memory: mmap.mmap, start: int, shape: Any, kind: str | torch.dtype) ->
     return flat.view(dtype).view(tuple(shape))
 
 
-def _as_device(device: Any) -> Any:
-    """The device's name; a number means a CUDA device."""
-    return f"cuda:{device}" if isinstance(device, int) else device
-
-
 def _error(text: str) -> Exception:
     from safetensors import SafetensorError
 
     error: Exception = SafetensorError(text)
     return error
+
+
+LARGE_FILE_BYTES = 64 << 20
+"""Files of tensors of more bytes are written without them."""
+
+
+def save_sparsely() -> None:
+    """Save tensors without their zeros from now on."""
+    when_imported("torch.serialization", _save_here)
+    when_imported("safetensors.torch", _save_tensors_here)
+
+
+def _save_here(module: Any) -> None:
+    import torch
+
+    save = module.save
+
+    @functools.wraps(save)
+    def save_here(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(f, str | os.PathLike):
+            return save(obj, f, *args, **kwargs)
+        with _SparseFile(os.fspath(f)) as file:
+            return save(obj, file, *args, **kwargs)
+
+    module.save = torch.save = save_here
+
+
+def _save_tensors_here(module: Any) -> None:
+    write = module.serialize_file
+
+    @functools.wraps(write)
+    def write_here(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        entries = [_entry(name, one) for name, one in tensors.items()]
+        large = sum(entry.size_bytes for entry in entries if entry) > LARGE_FILE_BYTES
+        if large and all(entries):
+            return write_hollow(Path(filename), list(filter(None, entries)))
+        return write(tensors, filename, *args, **kwargs)
+
+    module.serialize_file = write_here
+
+
+class _SparseFile:
+    """A file to write whose zeros take no disk: weights that were never written are zeros."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("wb")  # noqa: SIM115 - closed by `__exit__`
+
+    def __enter__(self) -> _SparseFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.truncate(self._file.tell())
+        self._file.close()
+
+    def write(self, content: Any) -> int:
+        """Write bytes, or leave a hole for zeros."""
+        size = len(content)
+        if size > _PAGE_BYTES and bytes(content[:_PAGE_BYTES]) == _PAGE and _is_zero(content):
+            self._file.seek(size, os.SEEK_CUR)
+            return size
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._file.flush()
+
+
+_PAGE_BYTES = 4096
+_PAGE = bytes(_PAGE_BYTES)
+
+
+def _is_zero(content: Any) -> bool:
+    """True if all bytes are zero: the same as a page further on, and the first page is."""
+    view = memoryview(content).cast("B")
+    return view[:-_PAGE_BYTES] == view[_PAGE_BYTES:]
+
+
+def _entry(name: str, tensor: Any) -> TensorEntry | None:
+    """A tensor as safetensors writes it; None for a type that hollow files have not."""
+    given: Any = tensor.get if isinstance(tensor, dict) else functools.partial(getattr, tensor)
+    dtype = {long: short for short, long in DTYPES.items()}.get(str(given("dtype")))
+    return None if dtype is None else TensorEntry(name, dtype, tuple(given("shape")))

@@ -1,9 +1,9 @@
 """Made-up values for results that are not computed: finite, plausible and the same in every run.
 
-Unknown floats are treated as noise around 0, all different (uniform.py compares them). A few floats
-computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator would
-choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts get
-equal loads.
+Unknown floats are treated as noise around 0, all different (settling.py compares them). A few
+floats computed from many unknown ones (a loss, a norm) become about 1. Indices that an operator
+would choose by unknown floats (top-k, argmax, sampling) go round all candidates, so that experts
+get equal loads.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class MadeUp:
         """
         count = math.prod(shape)
         width = max(width, 1)
-        step = _coprime_step(width)
+        step = max(1, int(width * 0.618))  # near the golden section, and visits every index once
+        while math.gcd(step, width) != 1:
+            step += 1
         row = shape[-1] if shape else 1
         flat = arange(count, dtype=torch.int64)
         if row >= width:  # whole permutations: all rows would be the same otherwise
@@ -144,14 +146,6 @@ class MadeUp:
             .remainder_(width)
             .view(shape)
         )
-
-
-def _coprime_step(width: int) -> int:
-    """A step near the golden section of `width` that visits every index once."""
-    step = max(1, int(width * 0.618))
-    while math.gcd(step, width) != 1:
-        step += 1
-    return step
 
 
 def _argument(

@@ -1,6 +1,7 @@
 """The contents of this process's device memory at its peak, with the lines that allocated them.
 
-The source is PyTorch's own allocator history: every allocation with its Python stack.
+The source is PyTorch's own allocator history: every allocation with its Python stack. Requests that
+PyTorch gave up are kept too, and those of them that the program met later with less.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import functools
 import inspect
 import itertools
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
 from tuner.emulator.here import device_core
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.lines import places
+from tuner.emulator.inside.lines import frames_of, package_of, places
 from tuner.emulator.inside.owners import (
     GRADIENT,
     LOGITS,
@@ -31,7 +33,96 @@ from tuner.emulator.inside.owners import (
     addresses,
 )
 from tuner.emulator.inside.process import when_imported
-from tuner.emulator.inside.refusals import Refusals
+
+Entry = Mapping[str, Any]
+"""An entry of the allocator's history, with its "frames"."""
+
+Row = tuple[str, int, str]
+"""The file, the line and the function of a frame."""
+
+Function = tuple[str, str]
+"""A file and a function in it."""
+
+
+class _Refusals:
+    """The refused requests of this process, in their order.
+
+    `place_of` names the library's and the program's line of an entry.
+    """
+
+    def __init__(self, place_of: Callable[[Any], tuple[str, str]]) -> None:
+        self._place_of = place_of
+        self._refused: list[dict[str, Any]] = []
+        self._stepped_us: dict[frozenset[Function], int] = {}
+
+    def note(self, size: int) -> dict[str, Any]:
+        """Note a request that is being refused; returns its number, line and thread."""
+        device_core().emu_give_up_attempt()
+        names = ("filename", "line", "name")
+        frames = [dict(zip(names, one, strict=True)) for one in frames_of(sys._getframe(2))]
+        entry = {"size": size, "time_us": time.time_ns() // 1000, "frames": frames}
+        self._refused.append(entry)
+        thread = threading.current_thread()
+        return {
+            "number": len(self._refused) - 1,
+            "line": self._place_of(entry)[1] or None,
+            "thread": "" if thread is threading.main_thread() else thread.name,
+        }
+
+    def note_step(self, time_us: int, frame: FrameType | None) -> None:
+        """Note the functions in which a step ended."""
+        own = ((file, name) for file, _, name in frames_of(frame) if package_of(file) is None)
+        self._stepped_us[frozenset(own)] = time_us
+
+    @property
+    def times_us(self) -> list[int]:
+        """The times of the refusals."""
+        return [one["time_us"] for one in self._refused]
+
+    def recovered(self, histories: Iterable[Iterable[Entry]]) -> list[int]:
+        """The numbers of the requests whose line got as much or less later.
+
+        So a search for the batch size goes on. Another line, as of a fallback to something else,
+        does not tell that what was refused is not needed, nor does another caller: an evaluation
+        and the training share the lines of their model. A call in another line counts if it trains,
+        or if the first call had got less before.
+        """
+        made = [e for history in histories for e in history if e["action"] == "alloc"]
+        return [n for n, one in enumerate(self._refused) if self._is_met(one, made)]
+
+    def _is_met(self, refused: Entry, made: Sequence[Entry]) -> bool:
+        place, own = self._place_of(refused), _own(refused)
+        functions = _functions(own)
+        less = [e for e in made if e["size"] <= refused["size"] and _own(e)[:1] == own[:1]]
+        has_got_less = any(_own(entry) == own for entry in less)
+        for entry in less:
+            if entry["time_us"] <= refused["time_us"] or self._place_of(entry) != place:
+                continue
+            found = _own(entry)
+            if _functions(found) <= functions and (has_got_less or self._trains(refused, found)):
+                return True
+        return False
+
+    def _trains(self, refused: Entry, later: Sequence[Row]) -> bool:
+        """True if steps end later in what was called where the two calls part."""
+        pairs = itertools.zip_longest(reversed(_own(refused)), reversed(later))
+        after = itertools.dropwhile(lambda pair: pair[0] == pair[1], pairs)
+        called = [row for row, _ in after if row is not None][1:2]
+        return any(
+            time_us > refused["time_us"] and _functions(called) <= functions
+            for functions, time_us in self._stepped_us.items()
+        )
+
+
+def _own(entry: Entry) -> list[Row]:
+    """(file, line, function) of the program's own frames, innermost first."""
+    rows = ((f["filename"], f["line"], f["name"]) for f in entry["frames"])
+    return [row for row in rows if package_of(row[0]) is None]
+
+
+def _functions(rows: Iterable[Row]) -> set[Function]:
+    return {(file, name) for file, _, name in rows}
+
 
 _ROUND = 512
 """PyTorch's allocator rounds sizes up to this (CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -99,7 +190,7 @@ class MemoryWatch:
 
         They are known with the result.
         """
-        self.refusals = Refusals(self._place_of)
+        self.refusals = _Refusals(self._place_of)
         self.recovered: list[int] = []
         """The numbers of refused requests that were met later; known with the result."""
 
@@ -300,7 +391,8 @@ class MemoryWatch:
             allocated, reserved = (max(peak[n] for peak in peaks) for n in (0, 1))
         return {
             "device": device,
-            "physical": _physical(device),
+            # The session's number of what CUDA_VISIBLE_DEVICES makes `device`.
+            "physical": int(device_core().emu_physical(device)),
             "peak_allocated_bytes": allocated,
             "peak_reserved_bytes": reserved,
             "alloc_retries": stats.get("num_alloc_retries", 0),
@@ -323,10 +415,7 @@ class MemoryWatch:
                 self.ran_lines[frame["filename"], frame["line"]] |= held
         at, peaks = self._highest_by_phase(entries)
         parts = Parts(
-            self._sightings,
-            self._phase_of,
-            self._next,
-            trains_adapters=self.owners.trains_adapters,
+            self._sightings, self._phase_of, self._next, trains_adapters=self.owners.trains_adapters
         )
         parts.learn(blocks)
         breakdown: Counter[str] = Counter()
@@ -340,13 +429,16 @@ class MemoryWatch:
             row[0] += one["size"]
             row[1] += 1
         ordered = sorted(rows.items(), key=lambda item: -item[1][0])
+        # The last model was loaded then.
+        ends = (b[0] for a, b in itertools.pairwise(self._marks) if a[1] == "load" != b[1])
+        loaded_us = max(ends, default=sys.maxsize)
         return {
             "run_phases": self._run_phases(entries),
             "growth": self._growth(blocks),
             **self._evaluation_growth(entries),
             "phase_peak_bytes": peaks,
             "peak_phase": max(peaks, key=lambda name: peaks[name], default=""),
-            "loaded_bytes": self._allocated_at(entries, self._loaded_us()),
+            "loaded_bytes": self._allocated_at(entries, loaded_us),
             "breakdown": dict(breakdown),
             "allocations": [
                 {"kind": kind, "where": where, "line": line, "bytes": size, "count": count}
@@ -460,11 +552,6 @@ class MemoryWatch:
     def _allocated_at(self, entries: list[dict[str, Any]], time_us: int) -> int:
         return sum(_change(entry) for entry in entries if entry["time_us"] < time_us)
 
-    def _loaded_us(self) -> int:
-        """The time at which the last model was loaded."""
-        ends = (b[0] for a, b in itertools.pairwise(self._marks) if a[1] == "load" != b[1])
-        return max(ends, default=sys.maxsize)
-
     def _phase_of(self, time_us: int) -> str:
         return self._marks[bisect.bisect_right(self._marks, (time_us, "~", 0)) - 1][1]
 
@@ -543,11 +630,6 @@ def _rounded(size: int) -> int:
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def _physical(ordinal: int) -> int:
-    """The session's number of the device that CUDA_VISIBLE_DEVICES makes `ordinal`."""
-    return int(device_core().emu_physical(ordinal))
 
 
 Note = Callable[[Iterable[Any]], Any]

@@ -8,15 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.emulator.inside.faults import RealCall, note
+from tuner.emulator.inside.core import Repeats, Rule
+from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
-from tuner.emulator.inside.repeats import Repeats, Rule
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[int, float, float] | None]
@@ -136,7 +135,8 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handler: Handler | None = None
         try:
             handler = _decomposed if is_composite(func) else self.values.handler(func)
-            if handler is not None and _is_opened(func):
+            is_own = isinstance(func, torch._ops.OpOverload)
+            if handler is not None and is_own and func.name() in OPENED:
                 handler = self._opened(handler)
         except Exception as error:  # noqa: BLE001 - the operator still runs, without values
             note(error, f"the schema of {func}")
@@ -164,7 +164,13 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def install(self) -> None:
         """Puts the mode at the bottom of the stack, in this thread and in those started later."""
-        _keep_dynamo_out(EmulatorMode.__torch_dispatch__.__code__)
+        from torch._C._dynamo import eval_frame
+
+        # Dynamo compiles neither this function nor what it calls.
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(
+            EmulatorMode.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(skip, skip)
+        )
         _spare_lookups()
         self.__enter__()  # type: ignore[no-untyped-call]
         _enter_in_new_threads(self)
@@ -174,9 +180,30 @@ class EmulatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         atexit.register(time.sleep, THREADS_END_S)
 
 
+class _RealCall:
+    """An operator whose result is kept in case its handler fails after the call."""
+
+    __slots__ = ("failed", "func", "out", "ran")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+        self.out: Any = None
+        self.ran = self.failed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator, and keep its result or the fact that it raised."""
+        try:
+            out = self.out = self.func(*args, **kwargs)
+        except BaseException:
+            self.failed = True
+            raise
+        self.ran = True
+        return out
+
+
 def _settled(handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operator's result with values, or without them if the handler fails."""
-    real = RealCall(func)
+    real = _RealCall(func)
     try:
         return handler(real, args, kwargs)
     except torch.OutOfMemoryError:  # results of another size are allocated here
@@ -201,10 +228,6 @@ def _decomposed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """
     inner = inner_of(func)
     return func.decompose(*args, **kwargs) if inner is None else inner(*args, **kwargs)
-
-
-def _is_opened(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func.name() in OPENED  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -255,14 +278,6 @@ def _spare_lookups() -> None:
         return None if torch_dispatch_class is EmulatorMode else find(op, torch_dispatch_class)
 
     simple_registry.find_torch_dispatch_rule = find_of_others
-
-
-def _keep_dynamo_out(code: CodeType) -> None:
-    """Tells dynamo to compile neither this function nor what it calls."""
-    from torch._C._dynamo import eval_frame
-
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
 
 
 _DEVICE_KEYS = ("CUDA", "CompositeExplicitAutograd")

@@ -30,11 +30,7 @@ def made_of(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     if like.layout is torch.sparse_coo:
         indices, values = parts
         return torch.sparse_coo_tensor(
-            indices,
-            values,
-            like.shape,
-            is_coalesced=like.is_coalesced(),
-            check_invariants=False,
+            indices, values, like.shape, is_coalesced=like.is_coalesced(), check_invariants=False
         )
     first, second, values = parts
     return torch.sparse_compressed_tensor(

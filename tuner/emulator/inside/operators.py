@@ -8,29 +8,16 @@ import torch
 
 # Operators whose integer outputs are not used (dropout masks, seeds, positions of maxima), or that
 # would cost too much on the CPU. Small float outputs are made up.
-NOT_COMPUTED = frozenset(
-    {
-        "aten::native_dropout",
-        "aten::native_dropout_backward",
-        "aten::_fused_dropout",
-        "aten::_fused_sdp_choice",
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_flash_attention_forward",
-        "aten::_efficient_attention_forward",
-        "aten::max_pool2d_with_indices",
-        "aten::max_pool3d_with_indices",
-        "aten::_embedding_bag",
-        "aten::_int_mm",
-        "aten::_grouped_mm",
-        "aten::_scaled_mm",
-        "aten::_scaled_grouped_mm",
-        "aten::_cudnn_rnn",
-        "aten::_thnn_fused_lstm_cell",
-    }
-)
+NOT_COMPUTED = frozenset({
+    "aten::native_dropout", "aten::native_dropout_backward", "aten::_fused_dropout",
+    "aten::_fused_sdp_choice", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable", "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward", "aten::max_pool2d_with_indices",
+    "aten::max_pool3d_with_indices", "aten::_embedding_bag", "aten::_int_mm", "aten::_grouped_mm",
+    "aten::_scaled_mm", "aten::_scaled_grouped_mm", "aten::_cudnn_rnn",
+    "aten::_thnn_fused_lstm_cell",
+})  # fmt: skip
 
 # Operators without values, or whose values must not change (a scaler's found_inf stays 0).
 PASSED = frozenset(
@@ -65,47 +52,22 @@ OPENED = frozenset(
 )
 
 # Operators that overwrite their first argument without reading it.
-OVERWRITING = frozenset(
-    {
-        "aten::fill_",
-        "aten::zero_",
-        "aten::copy_",
-        "aten::normal_",
-        "aten::uniform_",
-        "aten::random_",
-        "aten::bernoulli_",
-        "aten::exponential_",
-        "aten::geometric_",
-        "aten::log_normal_",
-        "aten::cauchy_",
-    }
-)
+OVERWRITING = frozenset({
+    "aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_",
+    "aten::bernoulli_", "aten::exponential_", "aten::geometric_", "aten::log_normal_",
+    "aten::cauchy_",
+})  # fmt: skip
 FILLING = frozenset({"aten::fill_", "aten::zero_"})
 
 # Operators that use a tensor's shape but not its values.
-LIKE = frozenset(
-    {
-        "aten::zeros_like",
-        "aten::ones_like",
-        "aten::full_like",
-        "aten::rand_like",
-        "aten::randn_like",
-        "aten::randint_like",
-        "aten::new_zeros",
-        "aten::new_ones",
-        "aten::new_full",
-    }
-)
-EMPTY = frozenset(
-    {
-        "aten::empty",
-        "aten::empty_like",
-        "aten::empty_strided",
-        "aten::empty_permuted",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-    }
-)
+LIKE = frozenset({
+    "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like", "aten::randn_like",
+    "aten::randint_like", "aten::new_zeros", "aten::new_ones", "aten::new_full",
+})  # fmt: skip
+EMPTY = frozenset({
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted",
+    "aten::new_empty", "aten::new_empty_strided",
+})  # fmt: skip
 # Operators that return a tensor with one value everywhere.
 CONSTANT = frozenset(
     {

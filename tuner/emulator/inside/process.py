@@ -38,10 +38,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         self._name, self._then = name, then
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The specification of the awaited module, with a loader that calls back."""
         if fullname != self._name or self not in sys.meta_path:
@@ -90,12 +87,12 @@ def _watch() -> None:
         handle = os.pidfd_open(owner)
     except OSError:  # it has ended already
         os._exit(3)
-    threading.Thread(target=_wait, args=(handle,), name="tuner-emulator", daemon=True).start()
 
+    def wait() -> None:
+        select.select([handle], [], [])
+        os._exit(3)
 
-def _wait(handle: int) -> None:
-    select.select([handle], [], [])
-    os._exit(3)
+    threading.Thread(target=wait, name="tuner-emulator", daemon=True).start()
 
 
 STOPPED = 124

@@ -183,7 +183,9 @@ def rows_of(dataset: Any) -> int:
 def table_sizes(dataset: Any) -> RowSizes | None:
     """The sizes of the rows of a `datasets.Dataset`, from its Arrow table; None for others."""
     table, indices = getattr(dataset, "data", None), getattr(dataset, "_indices", None)
-    if table is None or not hasattr(table, "column_names") or _is_transformed(dataset):
+    if table is None or not hasattr(table, "column_names"):
+        return None
+    if getattr(dataset, "_format_type", None) == "custom":  # rows are made when they are read
         return None
     arrow, compute = map(importlib.import_module, ("pyarrow", "pyarrow.compute"))
     kinds = {name: table.schema.field(name).type for name in table.column_names}
@@ -232,11 +234,6 @@ def _filled(lengths: Any) -> Any:
 
 def _is_list(arrow: Any, kind: Any) -> bool:
     return bool(arrow.types.is_list(kind) or arrow.types.is_large_list(kind))
-
-
-def _is_transformed(dataset: Any) -> bool:
-    """True if rows are made of the table's columns when they are read."""
-    return getattr(dataset, "_format_type", None) == "custom"
 
 
 def _is_numbers(values: Any) -> bool:

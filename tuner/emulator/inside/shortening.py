@@ -5,12 +5,16 @@ epoch from its real sampler, and reads how long the rows are. It serves the firs
 the training has taken enough steps, and then all others, if the `Budget` affords it. If not, it
 serves the largest batches, those with the longest rows, and the last one. Loops of the program
 without a loader are shortened by rounds.py.
+
+What follows the first steps is bounded by counts of launches: seconds would make the answer depend
+on the load of this machine.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -18,9 +22,10 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from tuner.emulator.inside.budget import WORTHWHILE, Budget
+from tuner.emulator.inside.core import DeviceCore
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.memory import MemoryWatch
+from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.process import when_imported
 from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.row_sizes import (
@@ -32,6 +37,48 @@ from tuner.emulator.inside.row_sizes import (
     rows_of,
     table_sizes,
 )
+
+RUN_ON = 50_000
+"""Launches with which a program may go on as it is; what takes more is shortened."""
+
+LEAST_LAUNCHES = 20
+"""A batch counts as this many launches at least: it also has to be read."""
+
+WORTHWHILE = 100
+"""A loop of unknown length goes on if this many of its steps fit into the budget."""
+
+REST = 1_000_000
+"""Launches after the first steps at which the rest of a run, such as a long generation, ends."""
+
+REST_TIMES = 20
+"""A rest may take this many times the launches of loading and of the first steps, if more."""
+
+
+class Budget:
+    """The launches of this process, and those that are left to run on with."""
+
+    @functools.cached_property
+    def launch_count(self) -> Callable[[], int]:
+        """A function that returns the number of kernels that this process has launched."""
+        count: Callable[[], int] = DeviceCore().launch_count
+        return count
+
+    @property
+    def launches(self) -> int:
+        """The kernels that this process has launched."""
+        return self.launch_count()
+
+    def affords(self, number: int, launches: float) -> bool:
+        """True if `number` more batches of `launches` each fit into what is left."""
+        # Ranks that run beside each other have to serve the same number of batches.
+        is_one_of_many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "ranks" not in STANDS_FOR
+        left = 0 if is_one_of_many else RUN_ON - self.launches
+        return number * max(launches, LEAST_LAUNCHES) <= left
+
+    def rest(self) -> int:
+        """The number of launches at which the rest of a run ends, if its first steps end now."""
+        return self.launches + max(REST, REST_TIMES * self.launches)
+
 
 FIRST = 2
 """Batches of an evaluation before its largest."""
@@ -266,6 +313,14 @@ class Shortening:
         finally:
             self.is_granted = False
 
+    def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
+        """More batches of a stream, if the budget affords many of them."""
+        if self._budget.affords(WORTHWHILE, cost):
+            for batch in batches:
+                yield batch
+                if not self._budget.affords(1, cost):
+                    return
+
     def _until_branches(self, batches: list[Any]) -> Generator[Any, None, int]:
         """The batches while a branch waits for a step; their number."""
         served = 0
@@ -275,14 +330,6 @@ class Shortening:
             yield batch
             served += 1
         return served
-
-    def _worthwhile(self, batches: Any, cost: float) -> Iterator[Any]:
-        """More batches of a stream, if the budget affords many of them."""
-        if self._budget.affords(WORTHWHILE, cost):
-            for batch in batches:
-                yield batch
-                if not self._budget.affords(1, cost):
-                    return
 
     def _at_their_places(
         self, numbers: Sequence[int], served: int, accumulation: int, of: int
@@ -334,7 +381,9 @@ class Shortening:
         for field in sizes.numbers:
             found.add(_largest(lists, field)[1])
         made: dict[str, dict[int, int]] = {}
-        if not sizes.tells and sizes.rows and not _is_default(loader.collate_fn):
+        # PyTorch's own function makes no more of a row than it is.
+        made_by = getattr(loader.collate_fn, "__module__", "")
+        if not sizes.tells and sizes.rows and not made_by.startswith("torch.utils.data"):
             longest = [max((sizes.by_row.get(row, 0) for row in rows), default=0) for rows in lists]
             made = collated_sizes(loader, lists, longest)
             found |= {max(one, key=one.__getitem__) for one in made.values()}
@@ -498,8 +547,3 @@ def _largest(lists: list[list[int]], sizes: Sizes) -> tuple[int, int, int]:
         max(numbers, key=lambda n: max(known[n], default=0)),
         max(numbers, key=lambda n: sum(known[n])),
     )
-
-
-def _is_default(collate: Any) -> bool:
-    """True for PyTorch's own function, which makes no more of a row than it is."""
-    return getattr(collate, "__module__", "").startswith("torch.utils.data")

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.core.meanwhile import import_bitsandbytes
 from tuner.core.records import MemoryCategory, Phase
-from tuner.cost.operators.aten_kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels
-from tuner.cost.operators.bnb_kernels import bnb_kernels
+from tuner.cost.operators.kernels import ATEN_DECOMPOSITIONS, ATEN_LEAVES, Kernels, bnb_kernels
 from tuner.cost.operators.operators import (
     WRAPPING,
     following_sizes,

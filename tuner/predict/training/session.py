@@ -15,8 +15,8 @@ from torch import nn
 from tuner.core.errors import unknown
 from tuner.core.records import Phase
 from tuner.core.setup.causal_lm import Update
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.core.setup.encoders import Encoder
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.predict.training import Counts, Environment, Machine, load_object
 from tuner.predict.training.quantized import total_numel, whole_numel
 from tuner.predict.training.token_data import TokenBatches

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.core.records import KnobValue
-from tuner.core.setup.optimizers import OPTIMIZERS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.space.apply import Path
 
 Value = KnobValue | None

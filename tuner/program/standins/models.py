@@ -107,9 +107,9 @@ class Model(Thing):
         """True for PEFT's model, and not for the one that it wraps."""
         return "_is_peft" in vars(self) and self._note.extra.get("adapted") is not None
 
-    def adapted(self) -> Model:
+    def adapted(self) -> Any:
         """PEFT's model around this one; what is done to either is done to both."""
-        made = Thing.__new__(type(self))
+        made: Any = Thing.__new__(type(self))
         vars(made).update(vars(self), _is_peft=True)
         put(made, "_note", self._note)
         return made

@@ -12,8 +12,8 @@ from typing import Any
 
 from tuner.core.errors import Problem
 from tuner.core.setup.causal_lm import IN_BACKWARD, OFFLOAD_ACTIVATIONS
+from tuner.core.setup.common import OPTIMIZERS
 from tuner.core.setup.distributed_knobs import DISTRIBUTED, RESHARD, SYNC
-from tuner.core.setup.optimizers import OPTIMIZERS
 from tuner.program.arguments import EMULATE, TABLES, Arguments, ProgramTraining, options_of
 from tuner.program.program import Program
 from tuner.program.reading import NOT_COMPARED, PACKED, listed, note_effects, number, read

@@ -16,7 +16,7 @@ from tuner.cost.speed.profile import uses_profile
 from tuner.searches.candidates import Candidates
 from tuner.searches.guided.regression import Prior
 from tuner.trial.base import MeasureOptions
-from tuner.trial.step_plan import StepPlan
+from tuner.trial.stop_rule import StepPlan
 
 Floats = NDArray[np.float64]
 

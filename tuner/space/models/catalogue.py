@@ -331,7 +331,11 @@ def _auto_config(source: str, *, named: str, **options: Any) -> PreTrainedConfig
         )
         if problem := problem_in(config.to_dict()):  # what it does not say has defaults
             raise ValueError(problem)
-        _check_architectures(config)
+        names = config.architectures  # they are names, which all else takes
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        ):
+            raise ValueError(f"architectures is {str(names)[:60]}, and must be a list of names")
         return config
     except OSError as error:
         raise _NotThereError from error
@@ -388,11 +392,7 @@ def _no_hub(name: str, reason: str) -> InputError:
 
 def _hub_error(name: str, error: _NotThereError) -> InputError:
     """Say to the user what the hub's answer means."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -410,15 +410,6 @@ def _hub_error(name: str, error: _NotThereError) -> InputError:
     if any(isinstance(e, EntryNotFoundError) for e in chain) and "config.json" in str(chain[1]):
         return InputError(f"model {name!r} has no config.json on the hub")
     return _no_hub(name, " ".join(str(chain[1]).split())[:300])
-
-
-def _check_architectures(config: PreTrainedConfig) -> None:
-    """Raise ValueError unless the names of the architectures are names, which all else takes."""
-    names = config.architectures
-    if names is not None and not (
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-    ):
-        raise ValueError(f"architectures is {str(names)[:60]}, and must be a list of names")
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -462,22 +453,10 @@ class Architecture:
 
 
 _SEVEN = frozenset(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
-_OF_SEVEN = frozenset(
-    [
-        "cohere",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "llama",
-        "mistral",
-        "olmo2",
-        "olmo3",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-    ]
-)
+_OF_SEVEN = frozenset([
+    "cohere", "gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3",
+    "qwen2", "qwen3", "smollm3",
+])  # fmt: skip
 """Types of models whose linear layers have the names of Llama's."""
 
 

@@ -178,35 +178,15 @@ _DEFAULTS: Mapping[str, Any] = {
 """Fields that change operators or sizes, and may be left out."""
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+)  # fmt: skip
 
-_VALUES = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "max_position_embeddings",
-        "max_window_layers",
-        "model_type",
-        "pad_token_id",
-        "pretraining_tp",
-        "rms_norm_eps",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+_VALUES = frozenset({
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
+    "max_position_embeddings", "max_window_layers", "model_type", "pad_token_id", "pretraining_tp",
+    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "torch_dtype",
+    "transformers_version", "use_cache",
+})  # fmt: skip
 """Fields that change numbers in tensors, or nothing that is trained."""
 
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})

@@ -23,7 +23,7 @@ from tuner.space.models.hollow_tokenizer import add_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["HollowCheckpoint", "is_hollow", "write_hollow"]
+__all__ = ["_HollowCheckpoint", "is_hollow", "write_hollow"]
 
 
 _NAMES = {
@@ -52,7 +52,7 @@ Tokenizer: {tokenizer}.
 
 
 @dataclass(frozen=True, slots=True)
-class HollowCheckpoint:
+class _HollowCheckpoint:
     """The files that were written.
 
     `parameters` counts every number that is stored; `logical_bytes` is the length of the weight
@@ -71,7 +71,7 @@ class HollowCheckpoint:
     processor: str | None
 
 
-def write_hollow(model: str, folder: Path | str) -> HollowCheckpoint:
+def write_hollow(model: str, folder: Path | str) -> _HollowCheckpoint:
     """Write a hollow checkpoint of `model`, anything that `resolve_config` takes, to `folder`.
 
     A folder that is not empty is refused, and replaced where it is a hollow checkpoint itself.
@@ -94,7 +94,7 @@ def write_hollow(model: str, folder: Path | str) -> HollowCheckpoint:
         logical_bytes = sum(path.stat().st_size for path in files)
         taken_bytes = disk_bytes(made.iterdir())
         _put_in_place(made, target)
-    return HollowCheckpoint(
+    return _HollowCheckpoint(
         folder=target,
         model=model,
         dtype=str(config.dtype).removeprefix("torch."),

@@ -1,8 +1,13 @@
-"""The tokenizer of a hollow checkpoint: the model's own where it is at hand, else one that is made.
+"""The tokenizer and the image processor of a hollow checkpoint, without a download.
+
+A tokenizer is the model's own where it is at hand, else one that is made.
 
 A made one splits text into bytes, each a token. Its ids are in the range of the model, and the
 special tokens have the ids that the configuration names; numbers of tokens are several times
 those of the real tokenizer.
+
+A processor says how images become tokens, as the hub's processor files do, for the families whose
+numbers are in the configuration.
 """
 
 from __future__ import annotations
@@ -20,10 +25,108 @@ from tuner.core.errors import InputError
 from tuner.core.files import read_file
 from tuner.space.models.catalogue import get_entry
 from tuner.space.models.config_fields import table_positions
-from tuner.space.models.hollow_processor import IMAGE_TOKENS, add_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageTokens:
+    """The special tokens of a family of image-text models.
+
+    `fields` has, by the name that the processor asks the tokenizer for, the field of the
+    configuration with the id, and the token; `placeholder` is what stands for an image in a
+    conversation.
+    """
+
+    fields: Mapping[str, tuple[str, str]]
+    placeholder: str
+
+    def at(self, config: PreTrainedConfig) -> dict[str, tuple[str, int]]:
+        """Token and id by the name that the processor asks for."""
+        found = {
+            name: (token, getattr(config, f, None)) for name, (f, token) in self.fields.items()
+        }
+        return {name: (token, id_) for name, (token, id_) in found.items() if id_ is not None}
+
+
+_QWEN = _ImageTokens(
+    {
+        "image_token": ("image_token_id", "<|image_pad|>"),
+        "video_token": ("video_token_id", "<|video_pad|>"),
+        "vision_bos_token": ("vision_start_token_id", "<|vision_start|>"),
+        "vision_eos_token": ("vision_end_token_id", "<|vision_end|>"),
+    },
+    "<|vision_start|><|image_pad|><|vision_end|>",
+)
+_GEMMA = _ImageTokens(
+    {
+        "boi_token": ("boi_token_index", "<start_of_image>"),
+        "eoi_token": ("eoi_token_index", "<end_of_image>"),
+        "image_token": ("image_token_index", "<image_soft_token>"),
+    },
+    "<start_of_image>",
+)
+IMAGE_TOKENS = {
+    "gemma3": _GEMMA,
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
+}
+"""By model type."""
+
+
+def add_processor(folder: Path, config: PreTrainedConfig) -> str | None:
+    """Write the processor's files, and say what was written; None for models without images."""
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return None
+    if config.model_type not in IMAGE_TOKENS:
+        return f"none: it is not known for {config.model_type}; copy the files of its own"
+    if config.model_type == "gemma3":
+        image, processor = _gemma_files(config)
+    else:
+        image, processor = _qwen_files(config)
+    for name, fields in (("preprocessor_config.json", image), ("processor_config.json", processor)):
+        (folder / name).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    return "made"
+
+
+def _gemma_files(config: PreTrainedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    side = config.vision_config.image_size
+    shared = {"image_seq_length": config.mm_tokens_per_image, "processor_class": "Gemma3Processor"}
+    image = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "size": {"height": side, "width": side},
+        **shared,
+    }
+    return image, shared
+
+
+def _qwen_files(config: PreTrainedConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    vision = config.vision_config
+    third = config.model_type.startswith("qwen3")
+    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}.get(config.model_type, "Qwen3VL")
+    # The smallest and the largest image, in pixels, as the hub's files of each family have them.
+    fewest, most = (65_536, 16_777_216) if third else (3_136, 12_845_056)
+    image = {
+        "image_processor_type": "Qwen2VLImageProcessorFast" if third else "Qwen2VLImageProcessor",
+        "image_mean": [0.5, 0.5, 0.5] if third else [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.5, 0.5, 0.5] if third else [0.26862954, 0.26130258, 0.27577711],
+        "size": {"shortest_edge": fewest, "longest_edge": most},
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+        "processor_class": f"{name}Processor",
+    }
+    return image, {"processor_class": f"{name}Processor"}
+
 
 MAX_FILE_BYTES = 256 << 20
 """Limit for one file of a tokenizer; the largest published one has 33 MB."""
@@ -31,15 +134,9 @@ MAX_FILE_BYTES = 256 << 20
 MADE = "made: byte-level; token counts are not the real tokenizer's"
 
 _FILES = (
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-    "*processor_config.json",
-)
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "chat_template*", "*processor_config.json",
+)  # fmt: skip
 
 # Most decoders that name no padding have special tokens without a use; some trainers pad with one,
 # and stop where there is none. The name is Llama 3's.
@@ -80,14 +177,14 @@ _CHAT_TEMPLATE = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class _Spoken:
     """In words: where tokenizer and processor are from (a processor: of image-text models)."""
 
     tokenizer: str
     processor: str | None
 
 
-def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> Spoken:
+def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> _Spoken:
     """Put a tokenizer into `folder`: the model's own, else one is made.
 
     The model's own is beside its configuration or in the local Hugging Face cache. Raises
@@ -96,14 +193,14 @@ def add_tokenizer(folder: Path, config: PreTrainedConfig, *, model: str) -> Spok
     found = _own(model)
     if found is None:
         _save_made(folder, config)
-        return Spoken(MADE, add_processor(folder, config))
+        return _Spoken(MADE, add_processor(folder, config))
     _copy(found, folder)
     _require_fits(folder, config, found)
     processor = None
     if getattr(config, "vision_config", None) is not None:
         has_one = any(folder.glob("*processor_config.json"))
         processor = "copied" if has_one else "none: there is none beside the tokenizer"
-    return Spoken(f"copied from {found}", processor)
+    return _Spoken(f"copied from {found}", processor)
 
 
 def _own(model: str) -> Path | None:
@@ -163,21 +260,17 @@ def _save_made(folder: Path, config: PreTrainedConfig) -> None:
     own: tuple[str, ...] = ()
     for _ in range(2):
         make_tokenizer(config, own).save_pretrained(folder)
-        _name_class(folder)
+        # Programs with transformers 4 load the folder: they know this name of the class too.
+        file = folder / "tokenizer_config.json"
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(fields, indent=2), encoding="utf-8")
         found = _load(folder)
         rows = _rows(config)
         own = tuple(text for text, id_ in found.get_added_vocab().items() if id_ >= rows)
         if not own:
             return
     _require_fits(folder, config, folder)
-
-
-def _name_class(folder: Path) -> None:
-    """Call the class by a name that transformers 4 knows too: programs with it load the folder."""
-    file = folder / "tokenizer_config.json"
-    fields = json.loads(file.read_text(encoding="utf-8"))
-    fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    file.write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
 def _load(folder: Path) -> Any:
@@ -309,16 +402,12 @@ def _first(config: PreTrainedConfig, name: str) -> int | None:
 
 def _vocabulary(rows: int, at: Mapping[int, str]) -> dict[str, int]:
     """`rows` tokens: `at` their ids the special ones, then the bytes, then such as never occur."""
-    names: Iterable[str] = (*_bytes_as_text(), *(f"<unused{n}>" for n in range(rows)))
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # the characters that stand for bytes
+    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
+    unused = (f"<unused{n}>" for n in range(rows))
+    names: Iterable[str] = (*common, *sorted(alphabet - set(common)), *unused)
     others = iter(names)
     return {at[id_] if id_ in at else next(others): id_ for id_ in range(rows)}
-
-
-def _bytes_as_text() -> list[str]:
-    """The characters that stand for bytes in such vocabularies, those of ASCII texts first."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    common = [character for character in ("\u0120", "\u010a") if character in alphabet]
-    return [*common, *sorted(alphabet - set(common))]
 
 
 def _add_frame(tokenizer: Any, special: Mapping[str, tuple[str, int]]) -> None:

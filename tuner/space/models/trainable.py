@@ -80,8 +80,7 @@ def require_trained(config: PreTrainedConfig, *, num_labels: int = 0) -> None:
     kind = f"{config.model_type} model" + (f" ({names[0]})" if names else "")
     if model_class is None:
         raise InputError(
-            f"transformers has no causal language model of type {config.model_type!r}",
-            hint=EMULATE,
+            f"transformers has no causal language model of type {config.model_type!r}", hint=EMULATE
         )
     own = auto_class(config)
     if own is AutoModelForCausalLM or model_class.__name__ in names:

@@ -1,4 +1,4 @@
-"""Rules for PyTorch's own operators on CUDA, and for fused attention of any package.
+"""Rules for PyTorch's own operators on CUDA, for fused attention, and for bitsandbytes.
 
 A rule needs torch alone: the emulator reads it inside programs that may lack bitsandbytes.
 Of fused attention, the four operators that a trace takes have entries with the workspace of their
@@ -17,7 +17,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class LeafKernel:
+class _LeafKernel:
     """One kernel: class of work, FLOPs, shape as in `Work`, workspace, bytes beside in/out."""
 
     kind: str
@@ -29,7 +29,7 @@ class LeafKernel:
     """Fused attention was given a dense mask, which makes it slower."""
 
 
-LeafRule = Callable[[Any, tuple[Any, ...], Any], LeafKernel]
+LeafRule = Callable[[Any, tuple[Any, ...], Any], _LeafKernel]
 """The kernel of an operator with these arguments and results."""
 
 
@@ -45,11 +45,7 @@ _aten = torch.ops.aten
 _FAMILY = ("attn", "attention", "flash", "fmha")
 """Parts of the names of fused attention's operators, package included."""
 
-_HEADS_FIRST = (
-    "aten::_scaled_dot_product",
-    "aten::scaled_dot_product",
-    "aten::_cudnn_attention",
-)
+_HEADS_FIRST = ("aten::_scaled_dot_product", "aten::scaled_dot_product", "aten::_cudnn_attention")
 """Prefixes of operators that take [batch, heads, length, head_dim]; all others take
 [batch, length, heads, head_dim], or [tokens, heads, head_dim] of sequences end to end."""
 
@@ -86,11 +82,11 @@ def fused_attention(
     `mask_at` are the places of others. `workspace` are bytes beside inputs and outputs.
     """
 
-    def rule(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+    def rule(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
         query, key, value = args[backward : backward + 3]
         causal = bool(args[causal_at]) if len(args) > causal_at else False
         flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
-        return LeafKernel(
+        return _LeafKernel(
             "attention",
             # Backward takes five products instead of two: S and P again, dV, dP, dQ, dK.
             flops=flops * 5 // 2 if backward else flops,
@@ -135,7 +131,7 @@ def _efficient_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, .
 
 def attention_by_name(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> LeafKernel | None:
+) -> _LeafKernel | None:
     """The kernel of an operator of fused attention that has no entry; None for all others.
 
     Backward takes five products instead of two. Blocks that a causal mask or a window hides are
@@ -155,14 +151,9 @@ def attention_by_name(
     flops = 2 * query.shape[heads] * pairs * (query.shape[-1] + value.shape[-1])
     is_backward = "backward" in name or "bwd" in name
     batch = query.shape[0] if query.dim() > 3 else 1
-    shape = (
-        batch * query.shape[heads],
-        query.shape[length],
-        key.shape[length],
-        query.shape[-1],
-    )
+    shape = (batch * query.shape[heads], query.shape[length], key.shape[length], query.shape[-1])
     bias = _first(given, ("attn_bias", "bias", "attn_mask"))
-    return LeafKernel(
+    return _LeafKernel(
         "attention",
         flops=int(flops * 5 / 2 if is_backward else flops),
         shape=shape,
@@ -226,29 +217,29 @@ def safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = Non
     return torch.where(masked_rows, zero, weights)
 
 
-def _softmax_backward(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _softmax_backward(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Softmax backward first multiplies gradient and output into a buffer of its own.
 
     aten SoftMax.cu, softmax_backward_cuda_out; log_softmax has no such buffer.
     """
     gradient = args[0]
-    return LeafKernel("elementwise", workspace_bytes=(gradient.numel() * gradient.element_size(),))
+    return _LeafKernel("elementwise", workspace_bytes=(gradient.numel() * gradient.element_size(),))
 
 
-def _scaled_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _scaled_mm(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """A product of 8-bit floats with scales."""
     (m, k), n = args[0].shape, args[1].shape[-1]
-    return LeafKernel("matmul", flops=2 * m * n * k, shape=(1, m, n, k))
+    return _LeafKernel("matmul", flops=2 * m * n * k, shape=(1, m, n, k))
 
 
-def _linear(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _linear(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """`linear` where it reaches the device whole: without autograd it is not taken apart."""
     n, k = args[1].shape
     rows = math.prod(args[0].shape[:-1])
-    return LeafKernel("matmul", flops=2 * rows * n * k, shape=(1, rows, n, k))
+    return _LeafKernel("matmul", flops=2 * rows * n * k, shape=(1, rows, n, k))
 
 
-def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """`matmul` where it reaches the device whole, as `linear`."""
     left, right = args[:2]
     k = left.shape[-1]
@@ -256,10 +247,10 @@ def _matmul(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     rows = out.numel() // n
     shared = right.dim() <= 2  # one right factor for all rows: one product
     m = rows if shared else left.shape[-2] if left.dim() > 1 else 1
-    return LeafKernel("matmul", flops=2 * rows * n * k, shape=(rows // m, m, n, k))
+    return _LeafKernel("matmul", flops=2 * rows * n * k, shape=(rows // m, m, n, k))
 
 
-def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Products of one expert each, with `offs` where each expert's rows end.
 
     Every row meets one expert: [T, K] x [E, K, N] computes T rows. [M, T] x [T, N] sums over
@@ -268,10 +259,10 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     left, right = args[:2]
     m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     batch = left.shape[0] if left.dim() == 3 and right.dim() == 3 else 1
-    return LeafKernel("matmul", flops=2 * batch * m * n * k, shape=(batch, m, n, k))
+    return _LeafKernel("matmul", flops=2 * batch * m * n * k, shape=(batch, m, n, k))
 
 
-def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
+def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
     """Recurrent layers of cuDNN: each weight meets the rows of all steps, one step after another.
 
     A backward pass has two products for each. Waits between the steps are not in it.
@@ -282,7 +273,7 @@ def _recurrent(func: Any, args: tuple[Any, ...], out: Any) -> LeafKernel:
     flops = products * 2 * count * sum(one.numel() for one in weights if one.dim() == 2)
     batch, hidden = state.shape[-2:]
     steps = max(1, count // batch)
-    return LeafKernel("matmul", flops=flops, shape=(steps, batch, weights[0].shape[0], hidden))
+    return _LeafKernel("matmul", flops=flops, shape=(steps, batch, weights[0].shape[0], hidden))
 
 
 def _overloads(names: tuple[str, ...], rule: LeafRule) -> dict[Any, LeafRule]:
@@ -302,3 +293,134 @@ ATEN_LEAVES: dict[Any, LeafRule] = {
     **_overloads(("matmul",), _matmul),
     **_overloads(("_cudnn_rnn", "_cudnn_rnn_backward"), _recurrent),
 }
+
+
+_bnb = torch.ops.bitsandbytes
+
+
+def gemm_4bit(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    shape_b: list[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    bias: torch.Tensor | None = None,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Dequantise the whole weight, then a plain product: bitsandbytes 0.50, default backend.
+
+    bitsandbytes 0.50 has a fused kernel for up to a few hundred rows; training steps have
+    more, and earlier versions always do this.
+    """
+    if absmax_8bit is not None:
+        assert absmax_code is not None
+        assert absmax_offset is not None
+        dequantised = _bnb.dequantize_blockwise.default(
+            absmax_8bit, absmax, absmax_code, 256, torch.float32
+        )
+        absmax = dequantised + absmax_offset
+    weight = _bnb.dequantize_4bit.default(b, absmax, blocksize, quant_type, shape_b, a.dtype)
+    # The product that linear() comes to: below autograd it would not be taken apart.
+    rows = a.reshape(-1, a.shape[-1])
+    product = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+    return product.view(*a.shape[:-1], weight.shape[0])
+
+
+def _int8_vectorwise_quant(
+    a: torch.Tensor, threshold: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Row-wise absmax quantisation with the outlier search of LLM.int8().
+
+    The number of outlier columns depends on the data; none are assumed, because a few columns
+    of thousands change neither memory nor time.
+    """
+    row_stats = torch.empty(a.numel() // a.shape[-1], device=a.device, dtype=torch.float32)
+    out_row = torch.empty(a.shape, device=a.device, dtype=torch.int8)
+    outlier_columns = None
+    if threshold > 0.0:
+        outliers = a.abs() >= threshold
+        outliers.any()
+        outlier_columns = torch.empty(0, device=a.device, dtype=torch.int64)
+    # The quantisation kernel reads the input once and writes the rows.
+    _aten.copy_.default(out_row, a)
+    return out_row, row_stats, outlier_columns
+
+
+def _int8_mixed_scaled_mm(
+    a: torch.Tensor,
+    ca: torch.Tensor,
+    cb: torch.Tensor,
+    sca: torch.Tensor,
+    scb: torch.Tensor,
+    outlier_cols: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sub_a = torch.empty(0, device=a.device, dtype=a.dtype)
+    return _int8_scaled_mm(ca, cb, sca, scb, bias=bias, dtype=a.dtype), sub_a
+
+
+def _int8_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    row_stats: torch.Tensor,
+    col_stats: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    product = _bnb.int8_linear_matmul.default(a, b)
+    scaled: torch.Tensor = _bnb.int8_mm_dequant.default(product, row_stats, col_stats)
+    if bias is not None and bias.dtype != torch.float16:
+        scaled.add_(bias)
+    wanted = dtype or torch.float16
+    # `to` itself would reach the mode of the trace, as a view.
+    result: torch.Tensor = (
+        scaled if wanted is scaled.dtype else _aten._to_copy(scaled, dtype=wanted)
+    )
+    return result
+
+
+def dequantize(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
+    """Unpacks weights, or scales products of integers: memory traffic of a kind of its own."""
+    return _LeafKernel("dequantise")
+
+
+def _int8_linear_matmul(func: Any, args: tuple[Any, ...], out: Any) -> _LeafKernel:
+    rows, columns = math.prod(args[0].shape[:-1]), args[1].shape[0]
+    inner = args[0].shape[-1]
+    return _LeafKernel(
+        "matmul", flops=2 * rows * columns * inner, shape=(1, rows, columns, inner), dtype="int8"
+    )
+
+
+_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "gemm_4bit": gemm_4bit,
+    "int8_vectorwise_quant": _int8_vectorwise_quant,
+    "int8_mixed_scaled_mm": _int8_mixed_scaled_mm,
+    "int8_scaled_mm": _int8_scaled_mm,
+}
+
+_LEAVES: dict[str, LeafRule] = {
+    "dequantize_4bit": dequantize,
+    "dequantize_blockwise": dequantize,
+    "int8_mm_dequant": dequantize,
+    "int8_linear_matmul": _int8_linear_matmul,
+    "gemv_4bit": dequantize,
+}
+
+
+def bnb_kernels() -> Kernels:
+    """The rules for those operators that the installed version has registered by now."""
+    return Kernels(_registered(_DECOMPOSITIONS), _registered(_LEAVES))
+
+
+def _registered(rules: dict[str, Any]) -> dict[Any, Any]:
+    packets = {name: getattr(_bnb, name, None) for name in rules}
+    return {
+        getattr(packet, overload): rules[name]
+        for name, packet in packets.items()
+        if packet is not None
+        for overload in packet.overloads()
+    }
