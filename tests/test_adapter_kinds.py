@@ -29,7 +29,7 @@ def test_rslora_takes_what_lora_takes():
     assert scaled.trainable_params == plain.trainable_params
 
 
-@pytest.mark.parametrize("precision", ["int8", "nf4"])
+@pytest.mark.parametrize("precision", [pytest.param("int8", marks=pytest.mark.proof), "nf4"])
 def test_dora_has_a_magnitude_for_each_output_and_makes_whole_weights(precision):
     plain, dora = predicted(precision=precision), predicted(precision=precision, adapter="dora")
     assert dora.trainable_params > plain.trainable_params
@@ -76,6 +76,7 @@ def test_an_option_of_another_method_is_refused():
         predicted(adapter="vera", lora_targets=BOTH, adapter_options="token_indices:[1]")
 
 
+@pytest.mark.proof
 def test_losses_and_attention_of_published_runs_take_their_own_memory():
     kept = {"gradient_checkpointing": False}
     peaks = [

@@ -386,7 +386,7 @@ def test_python_values_that_are_no_plain_literals(tmp_path, text, reason):
     assert reason in problem(write(tmp_path, text, "train.py"), ".a", "x")
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.sampled_from(

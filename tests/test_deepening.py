@@ -163,6 +163,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.proof
 def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, depths):
     subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
@@ -173,7 +174,9 @@ def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, dep
     assert depths == 3 * REPEATED  # an evaluation that keeps logits has a structure of its own
 
 
-@pytest.mark.parametrize("rows", [(2, 8), (8, 2), (1, 8)])
+@pytest.mark.parametrize(
+    "rows", [(2, 8), *(pytest.param(rows, marks=pytest.mark.proof) for rows in [(8, 2), (1, 8)])]
+)
 def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, rows):
     subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
@@ -198,6 +201,7 @@ def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
             assert traces.structure(subject, structure.configuration(probe), gpu) == structure
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "row",
     [
@@ -233,6 +237,7 @@ def test_random_configurations_are_as_if_all_layers_were_traced(tmp_path, depths
     assert depths.count(REPEATED[-1]) == number
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True, "precision": "bf16"}])
 def test_layers_of_two_kinds_that_take_turns_are_traced_in_part(depths, changes):
     """Beyond the window, where one kind has a mask and the other none."""
@@ -243,7 +248,9 @@ def test_layers_of_two_kinds_that_take_turns_are_traced_in_part(depths, changes)
     assert {*depths} == {*TWO_KINDS}  # twice where sizes are ambiguous
 
 
-@pytest.mark.parametrize("model", ["lfm2-1.2b", "smollm3-3b"])
+@pytest.mark.parametrize(
+    "model", ["lfm2-1.2b", pytest.param("smollm3-3b", marks=pytest.mark.proof)]
+)
 def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, model):
     """By their parameters, and by a setting that the configuration does not call a kind."""
     monkeypatch.setattr(deepening, "LEAST_LAYERS", (2, 2))

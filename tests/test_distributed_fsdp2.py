@@ -110,7 +110,7 @@ def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path: 
     assert found.memory.peak_phase in ("forward", "backward")
 
 
-@pytest.mark.parametrize("lora_rank", [0, 8])
+@pytest.mark.parametrize("lora_rank", [0, pytest.param(8, marks=pytest.mark.proof)])
 def test_shares_of_more_ranks_are_no_larger_and_what_is_kept_adds(
     subject: Subject, lora_rank: int
 ) -> None:

@@ -90,6 +90,7 @@ def test_only_the_first_stage_sends_gradients_once_a_step(subject: Subject) -> N
     assert exchange("zero2", 4) > 2.5 * exchange("zero2", 1)
 
 
+@pytest.mark.proof
 @needs_deepspeed
 def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     linear = torch.nn.functional.linear
