@@ -460,6 +460,12 @@ OF_MODEL = {
 }
 
 
+def test_a_model_that_only_a_run_knows_may_be_of_any_precision_and_have_adapters(tmp_path):
+    text = "import own_lib\nTrainer(own_lib.model(), TrainingArguments()).train()"
+    said = refusals(tmp_path, text, max_length=64)
+    assert all(f"--set {name}=" in said for name in ("precision", "lora_rank"))
+
+
 @pytest.mark.parametrize("code", OF_MODEL)
 def test_what_is_done_to_a_model_is_read(tmp_path, code):
     plan = planned(tmp_path, LOAD.format(code) + BY_SFT.format("", ""))
@@ -949,7 +955,10 @@ SFTTrainer(model=model, args=SFTConfig("out", max_length=64)).train()
         ("['<a>']", "10_000_000", "more rows of embeddings aren't predicted: up to "),
     ],
 )
-def test_rows_that_embeddings_get_are_told_where_they_may_take_much(tmp_path, tokens, size, said):
+def test_rows_that_embeddings_get_are_told_where_they_may_take_much(
+    tmp_path, monkeypatch, tokens, size, said
+):
+    monkeypatch.setattr("tuner.program.planned.resolve_config", None)  # it needs transformers
     plan = planned(tmp_path, RESIZED.format(tokens, size))
     assert [said in text for text in plan.at_least] == [True] * bool(said)
 

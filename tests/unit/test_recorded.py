@@ -88,6 +88,14 @@ def test_a_training_that_an_answer_decides_is_unsure():
         ([[1], [1, 3]], {"$unknown": "given differs with the answers", "where": ["L"]}),
         ([{}, {"a": 1}], {"a": {"$unknown": "a differs with the answers", "where": ["L"]}}),
         (
+            [{"assigned": {}}, {"assigned": {"a": [1, "M"]}}],
+            {
+                "assigned": {
+                    "a": [{"$unknown": "value differs with the answers", "where": ["L"]}, "M"]
+                }
+            },
+        ),
+        (
             [1, {"$unknown": "len(x)", "where": ["M"]}],
             {"$unknown": "len(x)", "where": ["M", "L"]},
         ),
@@ -106,6 +114,11 @@ def test_runs_are_joined_where_they_agree(runs, joined):
 
     (training,) = join([run(value) for value in runs]).trainings
     assert training["trainer"]["given"] == joined
+
+
+def test_sets_have_one_order_in_all_runs():
+    code = "len(load_dataset('x')) > 3\n" + TRAIN.format("report_to=list({*'abcdefgh'})")
+    assert sorted(given(record(program(code)))[0]["report_to"]) == [*"abcdefgh"]
 
 
 def test_an_answer_with_which_the_program_fails_is_none():

@@ -480,7 +480,7 @@ class Net(torch.nn.Module):
 Net()(u).backward; Net().to("cuda").parameters(); torch.tensor([1.0]).item(); float(u.f); int(u.i); round(u.r, 2)
 import numpy as np; np.mean(u); np.array([1]) + u; u.shape[0] * 2
 Net()(**{k: v.to(0) for k, v in u.items() if k != "a" and hasattr(u, k)}); json.load(open(u.path))
-" ".join(u["words"]); import logging; logging.getLogger().setLevel(u.level)
+dataclasses.asdict(u); " ".join(u["words"]); import logging; logging.getLogger().setLevel(u.level)
 from transformers import MODEL_MAPPING; [each.model_type for each in MODEL_MAPPING.keys()]
 """  # noqa: E501
 

@@ -97,7 +97,7 @@ def record(
 
 def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> Recorded:
     given = {"OPENBLAS_NUM_THREADS": "1", **os.environ, **_of_rank_0(program)}
-    given |= program.environment
+    given |= {**program.environment, "PYTHONHASHSEED": "0"}  # sets have one order in all runs
     for name, value in given.items():
         if names_secret(name) and len(value) >= LEAST_CHARS and not value.isdigit():
             given[name] = PLACEHOLDER
@@ -314,8 +314,10 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
     if not known and all(isinstance(value, dict) and value != _MISSING for value in values):
         kinds = {(value.get("class"), value.get("$name"), "$object" in value) for value in values}
         if len(kinds) == 1:
-            keys = {key: None for value in values for key in value}
-            return {k: _joined([v.get(k, _MISSING) for v in values], lines, k) for k in keys}
+            keys = {key: each for value in values for key, each in value.items()}
+            has_lines = name == "assigned"  # a value, and the line that sets it
+            lacks = {k: [_MISSING, v[1]] if has_lines else _MISSING for k, v in keys.items()}
+            return {k: _joined([v.get(k, lacks[k]) for v in values], lines, k) for k in keys}
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"
     own = [place for value in known for place in value["where"]]
     return {"$unknown": what, "where": _unique([*own, *lines])}

@@ -157,6 +157,10 @@ class _Reader:
         )  # fmt: skip
         self._undecided(found, row.get("arguments"), call.where("args"))
         self._undecided(found, model, call.where("model"), "model")
+        if isinstance(model, Mapping) and "$unknown" in model:  # and all that was done to it
+            for knob in ("precision", *(("lora_rank",) if row.get("lora") is None else ())):
+                text = f"is known only when it runs, as its model is: {decided_by(knob)}"
+                found.problems.append(Undecided(text, f"{where} {knob}", knob))
         if isinstance(model, str):
             training.model_by_name = model
         elif loaded := made(model):

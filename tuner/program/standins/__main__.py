@@ -113,15 +113,15 @@ def _cells(parts: list[list[str]], held: dict[str, Any]) -> None:
                 guard.DROPPED.append({"what": why, "where": _last_line(error)})
                 for node in ast.walk(each):
                     if isinstance(getattr(node, "ctx", None), ast.Store):
-                        _forget(ast.unparse(node), "\n" * (each.lineno - 1), name, held)
+                        _forget(ast.unparse(node), "\n" * (each.lineno - 1), name, held, why)
     if errors and not record.TRAININGS and not record.LOOPS:
         raise errors[0]
 
 
-def _forget(target: str, above: str, name: str, held: dict[str, Any]) -> None:
+def _forget(target: str, above: str, name: str, held: dict[str, Any], why: str) -> None:
     """Makes unknown what a failed statement sets, unless its object is unknown as well."""
     with contextlib.suppress(Exception):
-        held["__unknown__"] = Unknown(target)
+        held["__unknown__"] = Unknown(f"{target} is of {why}")
         exec(compile(f"{above}{target} = __unknown__", name, "exec", dont_inherit=True), held)
 
 

@@ -41,7 +41,7 @@ psutil pynvml schedulefree apollo_torch adam_mini grokadamw came_pytorch torch_o
 axolotl llamafactory nemo megatron transformer_engine h5py grpc duckdb pycurl lmdb psycopg2 cffi
 fastparquet rocksdb cut_cross_entropy causal_conv1d mamba_ssm fla zmq uvicorn fastapi"""
 HEAVY = CORE | SHORT | set(_HEAVY.split())
-SUBMODULES = """utils data pytorch trainer_utils amp functional lr_scheduler optim profiler
+SUBMODULES = """utils nn data pytorch trainer_utils amp functional lr_scheduler optim profiler
 cudnn models""".split()
 RELEASES: dict[str, str] = {}
 EXPORTS: dict[str, dict[str, str]] = {}
@@ -156,6 +156,16 @@ def _takes_unknown_levels(library: Any) -> None:
     library._checkLevel = lambda level: 20 if isinstance(level, Unknown) else own(level)
 
 
+def _takes_unknown_objects(library: Any) -> None:
+    own = library.asdict
+
+    def asdict(value: Any, **how: Any) -> Any:
+        known = library.is_dataclass(value) or not isinstance(value, Unknown)
+        return own(value, **how) if known else Unknown("asdict(...)")
+
+    library.asdict = asdict
+
+
 def _draws(library: Any, generator: Any) -> None:
     """Notes each number that is drawn without a seed, which is another one in each run."""
     state = {"seeded": False}
@@ -215,6 +225,7 @@ def start(request: dict[str, Any]) -> None:
             PARENTS.add(path)
     guard.PATCHES["argparse"] = _takes_unknown_words
     guard.PATCHES["logging"] = _takes_unknown_levels
+    guard.PATCHES["dataclasses"] = _takes_unknown_objects
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
@@ -264,9 +275,12 @@ def attribute(path: str) -> Any:
 
 _QUANTIZED = "BitsAndBytes GPTQ Awq TorchAo Hqq Quanto Mxfp4 FineGrainedFP8 Eetq Aqlm"
 _TASKS = """ForCausalLM ForConditional ForSequence ForToken ForMasked ForQuestion ForImage ForCTC
-ForSeq2Seq ForVision ForObject"""
+ForSeq2Seq ForVision ForObject ForVideo ForSemantic ForUniversal ForMultiple ForPreTraining
+ForAudio ForDepth ForZeroShot"""
 _OPTIMIZERS = "Adafactor AdamW Lion Muon GaLoreAdamW GaLoreAdamW8bit"
-_ELSEWHERE = "torch_x torch_n torch_mps torch_h tpu npu xpu mps hpu mlu sagemaker tf flax"
+_ELSEWHERE = (
+    "torch_x torch_n torch_mps torch_h tpu npu xpu mps hpu mlu sagemaker tf flax intel_ext habana"
+)
 
 
 def _class(path: str, root: str, last: str) -> Any:
@@ -308,6 +322,11 @@ def installed(root: str) -> bool:
     """True for a library that the user has; of one that is not here, the oracle says."""
     here = root in CORE or root in RELEASES or importlib.machinery.PathFinder.find_spec(root)
     return bool(here) or ORACLE.truth(f"is {root} installed")
+
+
+def _may_be_there(root: str) -> bool:
+    elsewhere = root.startswith(tuple(_ELSEWHERE.split()))
+    return not elsewhere and ORACLE.truth(f"is {root} installed")
 
 
 def _starred(root: str, frame: Any) -> list[str]:
@@ -424,7 +443,7 @@ class Last(First):
             own = importlib.machinery.PathFinder.find_spec(root, places)
             if own is not None and own.origin:
                 return own
-        if root not in ABSENT and _guarded() and not ORACLE.truth(f"is {root} installed"):
+        if root not in ABSENT and _guarded() and not _may_be_there(root):
             return None
         if name != root and not isinstance(sys.modules.get(root, self), (Module, Last)):
             return None  # a part that a module of the user's own does not have

@@ -31,7 +31,9 @@ _PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama ter
 """Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
-_MAY_BE_NONE = set("pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split())
+_MAY_BE_NONE = set(
+    "pad_token _pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split()
+)
 """Whether these are None matters to no memory; nearly every program asks."""
 _LIBRARIES = (
     os.path.join(os.path.dirname(__file__), ""),
