@@ -391,7 +391,7 @@ def _resized(training: ProgramTraining, model: str, knobs: Mapping[str, Any]) ->
     text = f"rows that it may add to the embeddings aren't predicted: {EMULATE}"
     if isinstance(size.value, int) or not any(one.is_unknown for one in new):
         entry = entry_like(model)  # needs no transformers
-        config = entry if entry and entry.hidden_size and entry.vocab_size else None
+        config: Any = entry if entry and entry.hidden_size and entry.vocab_size else None
         config = config or resolve_config(model).get_text_config()
         # A tokenizer as it is published has no more tokens than the model has rows.
         tokens = (1 if isinstance(one.value, str) else len(one.value or ()) for one in new)
