@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.errors import InputError, UndecidedError, UnsupportedError
+from tuner.core.errors import InputError, UnavailableError, UndecidedError, UnsupportedError
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
 from tuner.space.gpus import get_gpu
@@ -464,6 +464,20 @@ def test_a_model_that_only_a_run_knows_may_be_of_any_precision_and_have_adapters
     text = "import own_lib\nTrainer(own_lib.model(), TrainingArguments()).train()"
     said = refusals(tmp_path, text, max_length=64)
     assert all(f"--set {name}=" in said for name in ("precision", "lora_rank"))
+
+
+def test_a_configuration_that_only_transformers_reads_is_said_beside_the_reading(
+    tmp_path, monkeypatch
+):
+    def absent(name):
+        raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+
+    monkeypatch.setattr("tuner.program.planned.resolve_config", absent)
+    text = "Trainer(AutoModelForCausalLM.from_pretrained('own/of-7b'), TrainingArguments()).train()"
+    with pytest.raises(
+        UnavailableError, match=r"own/of-7b isn't known .*\n  read as stored, batch"
+    ):
+        planned(tmp_path, text, max_length=64)
 
 
 @pytest.mark.parametrize("code", OF_MODEL)

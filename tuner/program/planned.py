@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.core.aliases import PROGRAM_NAMES
-from tuner.core.errors import InputError, Problem, TunerError, UndecidedError, UnsupportedError
+from tuner.core.errors import (
+    InputError,
+    Problem,
+    TunerError,
+    UnavailableError,
+    UndecidedError,
+    UnsupportedError,
+    missing_extra,
+)
 from tuner.core.expressions import show
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Doubt, KnobValue
@@ -230,23 +239,26 @@ class _Planner:
         knobs |= evaluation
         if "max_length" not in knobs:
             found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
-        self._check_products(training, knobs.pop(LOADED, None), chosen, knobs)
+        summary = functools.partial(_summary, reading, sequences=planned.sequences)
+        knows = functools.partial(_knows, chosen, lambda: summary(knobs))
+        with knows():
+            self._check_products(training, chosen, knobs)
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
         if any(p.knob == "images" for p in bounds) and chosen:
-            with contextlib.suppress(InputError):  # an unknown model, of which a prediction tells
+            # An unknown model, of which a prediction tells.
+            with contextlib.suppress(InputError), knows():
                 takes = _takes_images(chosen)
                 bounds = [p for p in bounds if takes or p.knob != "images"]
         if problems or chosen is None:
-            how = _summary(reading, _with_unknowns(knobs, problems), planned.sequences)
-            raise self._refused(reading, problems, how)
+            raise self._refused(reading, problems, summary(_with_unknowns(knobs, problems)))
         if knobs.get("torch_compile"):
-            how = self._emulated or EMULATE
-            text = f"torch.compile isn't modelled, and only saves memory; speed: {how}"
-            found.at_most.append(text)
+            text = "torch.compile isn't modelled, and only saves memory; speed: "
+            found.at_most.append(text + (self._emulated or EMULATE))
         bounds += _resized(training, chosen, knobs)
-        knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
+        with knows():
+            knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
         if "attention" not in given and _lacks_sdpa(chosen, knobs, found):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
             knobs["attention"] = "eager"
@@ -273,7 +285,7 @@ class _Planner:
             findings=tuple(findings),
             evaluation=unknown,
             at_least=tuple(str(p) for p in bounds if p.effect == "adds"),
-            read_as=_summary(reading, configuration, planned.sequences),
+            read_as=summary(configuration),
             where=training.where,
             schedule=schedule_of(training),
         )  # fmt: skip
@@ -281,12 +293,12 @@ class _Planner:
     def _check_products(
         self,
         training: ProgramTraining,
-        loaded: str | None,
         model: str | None,
-        knobs: Mapping[str, Any],
+        knobs: dict[str, Any],
     ) -> None:
-        """Note products in another dtype than the weights beside 4-bit ones are `loaded` in."""
-        computed, stored = knobs.get("compute_dtype"), loaded
+        """Note products in another dtype than the weights beside 4-bit ones are `LOADED` in."""
+        stored = loaded = knobs.pop(LOADED, None)
+        computed = knobs.get("compute_dtype")
         if loaded == STORED and model is not None and "precision" not in self.given:
             try:
                 stored = _stored_dtype(model, "compute_dtype")
@@ -381,6 +393,18 @@ class _Planner:
     def _check(self, unnamed: str = "") -> str:
         gpu = self.gpu.id if self.gpu is not None else unnamed
         return shlex.join(["tuner", "check", "--gpu", gpu, "--", *self.program.typed])
+
+
+@contextlib.contextmanager
+def _knows(model: str | None, read_as: Callable[[], str]) -> Iterator[None]:
+    """Says of which training a configuration is needed that only transformers reads."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (needed := missing_extra(error)) is None:
+            raise
+        text = f"the configuration of {model} isn't known without transformers"
+        raise UnavailableError(f"{text}\n  read as {read_as()}", hint=needed.hint) from error
 
 
 def _resized(training: ProgramTraining, model: str, knobs: Mapping[str, Any]) -> list[Undecided]:

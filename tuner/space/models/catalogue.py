@@ -87,12 +87,12 @@ class ModelEntry:
     @property
     def hidden_size(self) -> int | None:
         """Width of the residual stream; None if it is a default of transformers."""
-        return _first(self.text_config, "hidden_size", "n_embd", "d_model")
+        return _first(self.text_config, "hidden_size", "n_embd", "d_model", "dim")
 
     @property
     def layers(self) -> int | None:
         """Transformer blocks of the language model; None if it is a default of transformers."""
-        return _first(self.text_config, "num_hidden_layers", "n_layer", "num_layers")
+        return _first(self.text_config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
     @property
     def vocab_size(self) -> int | None:
