@@ -466,6 +466,16 @@ def test_a_model_that_only_a_run_knows_may_be_of_any_precision_and_have_adapters
     assert all(f"--set {name}=" in said for name in ("precision", "lora_rank"))
 
 
+@pytest.mark.parametrize(("cut", "where"), [("truncation=True", "assumed"), ("", "at_most")])
+def test_rows_of_an_unknown_length_have_at_most_the_positions_of_the_model(tmp_path, cut, where):
+    text = "name = 'distilbert-base-uncased'\nmodel = AutoModelForSequenceClassification."
+    text += f"from_pretrained(name)\ndef cut(row): return tokenizer(row, {cut})\n"
+    text += "Trainer(model, TrainingArguments(), train_dataset=rows.map(cut)).train()"
+    plan = planned(tmp_path, text)
+    assert knobs(plan, "max_length") == (512,)
+    assert any("max_length=512, the positions of" in said for said in getattr(plan, where))
+
+
 def test_a_configuration_that_only_transformers_reads_is_said_beside_the_reading(
     tmp_path, monkeypatch
 ):
@@ -474,9 +484,7 @@ def test_a_configuration_that_only_transformers_reads_is_said_beside_the_reading
 
     monkeypatch.setattr("tuner.program.planned.resolve_config", absent)
     text = "Trainer(AutoModelForCausalLM.from_pretrained('own/of-7b'), TrainingArguments()).train()"
-    with pytest.raises(
-        UnavailableError, match=r"own/of-7b isn't known .*\n  read as stored, batch"
-    ):
+    with pytest.raises(UnavailableError, match=r"own/of-7b .*\n  read as stored, batch"):
         planned(tmp_path, text, max_length=64)
 
 

@@ -68,6 +68,7 @@ from tuner.program.trainer import MALFORMED, Planned, Reading, reading_of
 from tuner.program.trainers.deepspeed import AUTO, zero_of
 from tuner.program.training import MODEL_KEYS, read_loops, read_trainings
 from tuner.space.models.catalogue import NF4, entry_like, resolve_config, stored_format
+from tuner.space.models.config_fields import table_positions
 from tuner.space.models.trainable import LIGER_TYPES
 
 WORKLOAD = "causal_lm"
@@ -237,8 +238,7 @@ class _Planner:
                 pack(knobs, found.notes)
             evaluation, unknown = evaluation_of(training, knobs)
         knobs |= evaluation
-        if "max_length" not in knobs:
-            found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
+        self._limit_length(chosen, knobs, found)
         summary = functools.partial(_summary, reading, sequences=planned.sequences)
         knows = functools.partial(_knows, chosen, lambda: summary(knobs))
         with knows():
@@ -289,6 +289,22 @@ class _Planner:
             where=training.where,
             schedule=schedule_of(training),
         )  # fmt: skip
+
+    def _limit_length(self, model: str | None, knobs: dict[str, Any], found: Found) -> None:
+        """Rows of an unknown length have at most the positions that the model looks up."""
+        unknown = [p for p in found.problems if _knob(p) == "max_length"]
+        if "max_length" in knobs and not unknown:
+            return
+        entry = entry_like(model) if model is not None else None
+        positions = None if entry is None else table_positions(entry.config)
+        if positions is not None and "max_length" not in self.given:
+            knobs["max_length"] = positions
+            is_cut = unknown and all("model_max_length" in p.message for p in unknown)
+            found.problems = [p for p in found.problems if p not in unknown]
+            text = f"max_length={positions}, the positions of the model: rows may be shorter"
+            (found.assumed if is_cut else found.at_most).append(text)
+        elif "max_length" not in knobs:
+            found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
 
     def _check_products(
         self,
