@@ -86,6 +86,7 @@ def test_a_program_that_does_not_fit_gets_a_change_that_does(tmp_path: Path) -> 
 
 
 @needs_emulator
+@pytest.mark.proof
 def test_a_change_that_the_run_ignores_is_not_suggested(tmp_path: Path) -> None:
     """Reading finds the batch of the loader; the loop takes 16 rows of any."""
     text = LOOP.replace("default=64", "default=16").replace("N = 1", "N = 4")
@@ -172,6 +173,7 @@ def test_settings_are_told_as_they_reach_the_trainer(tmp_path: Path) -> None:
 
 
 @needs_emulator
+@pytest.mark.proof
 def test_tune_searches_the_programs_own_settings_and_apply_writes_them(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(LOOP)

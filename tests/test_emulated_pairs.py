@@ -66,10 +66,7 @@ CASES = {
 @needs_emulator
 @pytest.mark.parametrize(
     "name",
-    [
-        c if c in ("quantised", "labels") else pytest.param(c, marks=pytest.mark.proof)
-        for c in CASES
-    ],
+    [c if c == "quantised" else pytest.param(c, marks=pytest.mark.proof) for c in CASES],
 )
 def test_trace_and_emulator_agree(name, tmp_path):
     model, settings = CASES[name]
