@@ -190,9 +190,8 @@ def repeated(values: NDArray[np.int32]) -> list[int]:
             continue
         if at > begin:
             found += [at - begin, *listed[begin:at]]
-        length = LEAST_RUN
-        while at + length < len(listed) and listed[at + length] == listed[source + length]:
-            length += 1
+        differs = np.append(values[at:] != values[source : source + len(values) - at], True)
+        length = int(differs.argmax())
         found += [-length, source]
         at += length
         begin = at
