@@ -246,7 +246,7 @@ class _Planner:
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
-        if any(p.knob == "images" for p in bounds) and chosen:
+        if any(p.knob == "images" for p in bounds) and chosen and not problems:
             # An unknown model, of which a prediction tells.
             with contextlib.suppress(InputError), knows():
                 takes = _takes_images(chosen)
