@@ -166,6 +166,7 @@ def _soften() -> None:
     """Lets an `Unknown` into JSON and regular expressions, which are written in C."""
     time.sleep = lambda seconds: None
     builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
+    builtins.__dict__["__Separator__"] = Separator  # of `_softened` programs
     own: Any = json.JSONEncoder.default
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
         str(value) if isinstance(value, Unknown) else own(self, value)
@@ -190,7 +191,6 @@ def _softened(text: Any, name: str) -> Any:
     import ast
 
     tree = ast.parse(text, name)
-    builtins.__dict__["__Separator__"] = Separator
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "join":
             joins = node.value

@@ -198,7 +198,7 @@ class Part(Unknown):
             calls.append(made)
 
     def _is_trained(self) -> Any:
-        """What was last said of this parameter, or of all; else as PEFT has it."""
+        """True if it is trained: as it was last set, alone or with all; else as PEFT sets it."""
         for each in reversed(self._model._note.calls):
             if each.path == "parameter.requires_grad" and self._name in each.given["names"]:
                 return each.given["value"]
