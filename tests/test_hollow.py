@@ -242,7 +242,7 @@ def test_every_family_of_the_catalogue_ends_and_pads_as_its_published_tokenizer(
     for name, entry in load_catalogue().items():
         config = resolve_config(name)
         special = special_tokens(config, config.get_text_config().vocab_size)
-        is_encoder = entry.config["model_type"] in ("bert", "roberta")
+        is_encoder = entry.config["model_type"] in ("bert", "distilbert", "roberta")
         assert ("sep_token" if is_encoder else "eos_token") in special, name
         ids = {id_: text for text, id_ in special.values()}
         assert len(set(ids.values())) == len(ids), name
