@@ -144,7 +144,7 @@ def _other_branches(
     """Runs in which a line asks a question that had one answer there, and gets the other.
 
     What stands behind several conditions is reached so, each of which is met in some run. A line
-    that has had both answers is asked again beside other numbers, as far as `MOST_BRANCHES` go.
+    that has had both answers gets them beside other sizes too, as far as `MOST_BRANCHES` go.
     """
     tried = [(seed, dict[str, Any](), found) for seed, found in enumerate(runs)]
     seen = {key for *_, found in tried for key in _answered(found)}
@@ -152,8 +152,8 @@ def _other_branches(
         at = 0
         while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
             seed, fixed, found = tried[at]
-            for what, where, answer, others in found.get("branches", ()):
-                key = str([what, where, not answer, *([others] if numbers else [])])
+            for what, where, answer in found.get("branches", ()):
+                key = str([what, where, not answer, *([found["numbers"]] if numbers else [])])
                 if key not in seen:
                     break
             else:
@@ -168,9 +168,9 @@ def _other_branches(
 
 
 def _answered(run: Mapping[str, Any]) -> set[str]:
-    """The questions of each line with their answers; also with the numbers beside them."""
+    """The questions of each line with their answers; also with the run's sizes beside them."""
     branches = run.get("branches", ())
-    return {str(branch[:place]) for branch in branches for place in (3, 4)}
+    return {str(each) for one in branches for each in (one, [*one, run["numbers"]])}
 
 
 def _of_rank_0(program: Program) -> dict[str, str]:

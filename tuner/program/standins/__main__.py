@@ -247,6 +247,7 @@ def _write(out: int, ended: dict[str, Any] | None) -> None:
             "loops": [loop for loop in record.LOOPS.values() if loop["backwards"]],
             "asked": ORACLE.asked,
             "branches": list(ORACLE.branches),
+            "numbers": list(ORACLE.numbers.values()),
             "ended": ended,
             "files": [path for path in texts if not is_library(path)],
             "standins": list(record.STANDINS),

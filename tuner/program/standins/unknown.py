@@ -128,14 +128,14 @@ class Oracle:
     """Answers by seed; a question that is asked again gets the same answer, twenty times.
 
     `fixed` has answers that are given. `branches` are the answers so far, a line each: question,
-    file and line, answer, and the numbers that were answered before.
+    file and line, answer. `numbers` are the sizes that were answered.
     """
 
     def __init__(self) -> None:
         self.seed, self.asked, self.times = 0, list[dict[str, Any]](), dict[str, int]()
         self.fixed: dict[str, Any] = {}
         self.branches: dict[tuple[Any, ...], None] = {}
-        self._numbers: dict[str, float] = {}
+        self.numbers: dict[str, float] = {}
 
     def ask(self, what: str) -> None:
         times = self.times[what] = self.times.get(what, 0) + 1
@@ -158,7 +158,7 @@ class Oracle:
         frame = users_frame(3)
         at = None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if len(self.branches) < 200:
-            self.branches.setdefault((what, at, answer, tuple(self._numbers.values())))
+            self.branches.setdefault((what, at, answer))
 
     def small(self, what: str) -> int:
         return (self.seed + self._hash(what)) % 3 + 1
@@ -168,7 +168,7 @@ class Oracle:
         self._hash(what)
         mixed = orders.split()
         random.Random(what).shuffle(mixed)
-        self._numbers.setdefault(what, answer := self.fixed.get(what, float(mixed[self.seed % 6])))
+        self.numbers.setdefault(what, answer := self.fixed.get(what, float(mixed[self.seed % 6])))
         return float(answer)
 
     def number(self, what: str) -> int:
