@@ -94,12 +94,16 @@ class Arrived:
     def _note_input(self, step: int, indices: Any, weight: Any) -> None:
         """Record the indices into one table: in the first step the most, in the largest table."""
         size = (indices.numel(), weight.numel())
-        is_other = weight.data_ptr() != self._table
+        try:
+            table = weight.data_ptr()
+        except RuntimeError:  # torch.compile traces the lookup, and the tensors are fakes
+            return
+        is_other = table != self._table
         is_first = min(self.inputs, default=step) == step
         if not weight.is_cuda or (is_other and (size < self._largest or not is_first)):
             return
         if is_other:
-            self._table, self._largest = weight.data_ptr(), size
+            self._table, self._largest = table, size
             self._note_vocabulary(weight.shape[0] if weight.shape[0] != weight.shape[1] else 0)
             self.inputs.clear()
         rows = indices.shape[0] if indices.dim() > 1 else 1
