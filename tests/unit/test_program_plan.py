@@ -21,7 +21,7 @@ SCRIPT = """\
 import sys, torch, datasets
 from peft import IA3Config, LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from transformers import BitsAndBytesConfig, Trainer, TrainingArguments
+from transformers import AutoProcessor, BitsAndBytesConfig, Trainer, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 rows, tokenizer = datasets.load_dataset("d"), AutoTokenizer.from_pretrained("t")
 """
@@ -544,9 +544,14 @@ def test_images_of_an_unknown_number_take_memory_if_the_model_takes_some(tmp_pat
     unsloth = UNSLOTH.replace("FastModel", "FastVisionModel").replace("tiny-llama-3m", model)
     adapted = f"model = FastModel.get_peft_model(model, finetune_vision_layers=True)\n{TOKENIZED}"
     whole = UNSLOTH.replace("tiny-llama-3m", model).replace(TOKENIZED, adapted)
-    for text in (unsloth, whole):
+    by_name = SFT.replace("tiny-llama-3m", model)
+    processor = "processing_class=AutoProcessor.from_pretrained('x')"
+    texts = [by_name.format("max_length=64", with_what) for with_what in ("", processor)]
+    for text in (unsloth, whole, *texts):
         found = planned(tmp_path, text.format("max_seq_length=1024")).at_least
         assert [("images" in each) for each in found] == [True] * (model != "tiny-llama-3m")
+    tokenizer = "processing_class=AutoTokenizer.from_pretrained('x')"
+    assert not planned(tmp_path, by_name.format("max_length=64", tokenizer)).at_least
 
 
 @pytest.mark.parametrize(

@@ -415,8 +415,13 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     is_bare = made.endswith("Model") and not made.startswith(("Fast", "Peft", "AutoPeft"))
     if is_bare or (task and not task.startswith(_HEADS) and "Seq2Seq" not in task):
         only_run(source, "0", "a model of this class")
-    if any(word in source.title for word in _OF_IMAGES):
-        source.adds("0", "the memory of images that it may be trained with", "images")
+    given = (trainer.values.get(name) for name in ("processing_class", "tokenizer"))
+    tokenizes = "".join(str(one.value) for one in given if one is not None)
+    # A trainer that loads a model by its name loads the processor that is published with it.
+    takes_images = "Processor" in tokenizes or (source is arguments and not tokenizes)
+    if takes_images or any(word in source.title for word in _OF_IMAGES):
+        place = (trainer, "model") if source is arguments else (source, "0")
+        place[0].adds(place[1], "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):

@@ -8,6 +8,7 @@ that cut an image into tiles see each tile as an image.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -215,6 +216,7 @@ class Images:
     """
 
     token: int
+    number: int
     tokens: int
     """Tokens that all images of an example take."""
     special: tuple[int, ...]
@@ -229,12 +231,12 @@ class Images:
 
     def require(self, max_length: int) -> None:
         """Raise `InputError` unless an example has room for its images and a text."""
-        if self.tokens + _BEFORE >= max_length:
+        most = _BEFORE + self.tokens + self.number - 1
+        if most >= max_length:
             raise InputError(
                 f"max_length {max_length} has no room for text beside {self.tokens} tokens of "
                 "images",
-                hint=f"set max_length to more than {self.tokens + _BEFORE}, or images or "
-                "image_size to less",
+                hint=f"set max_length to more than {most}, or images or image_size to less",
             )
 
     def placed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -244,13 +246,16 @@ class Images:
         ordinary = next(i for i in range(100, 101 + len(special_ids)) if i not in special_ids)
         for special in special_ids:
             ids.masked_fill_(ids == special, ordinary)
-        where = slice(_BEFORE, _BEFORE + self.tokens)
-        ids[:, where] = self.token
-        if "labels" in inputs:
-            inputs["labels"][:, where] = -100
-        for name in self.type_ids:
-            inputs[name] = torch.zeros_like(ids)
-            inputs[name][:, where] = 1
+        inputs |= {name: torch.zeros_like(ids) for name in self.type_ids}
+        ends = [self.tokens * n // self.number for n in range(self.number + 1)]
+        # A token of text between two images, as processors have it: models count images by it.
+        for before, (start, end) in enumerate(itertools.pairwise(ends), _BEFORE):
+            where = slice(before + start, before + end)
+            ids[:, where] = self.token
+            if "labels" in inputs:
+                inputs["labels"][:, where] = -100
+            for name in self.type_ids:
+                inputs[name][:, where] = 1
         if self.tiles:
             seen = ids.new_ones((*ids.shape, self.tokens, self.tiles))
             seen[:, :_BEFORE] = 0  # text before an image does not see it
@@ -287,6 +292,7 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
         raise _not_predicted(config)
     found = Images(
         token=token,
+        number=number,
         tokens=number,
         special=_special_ids(config),
         shapes={},
