@@ -451,6 +451,11 @@ LINEAR = "m for m in {k.split('.')[-1] for k, v in model.named_modules() if 'pro
 OF_MODEL = {
     "model.set_attn_implementation('eager')": {"attention": "eager"},
     "model.config._attn_implementation = 'eager'": {"attention": "eager"},
+    "from transformers import AutoConfig\nconfig = AutoConfig.from_pretrained('tiny-llama-3m')\n"
+    "config._attn_implementation = 'eager'\n"
+    "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m', config=config)": {
+        "attention": "eager"
+    },
     "get_peft_model(copy.deepcopy(model), LoraConfig())": {"lora_rank": 0},
     "copy.deepcopy(model).to(torch.float16)": {"precision": "fp32"},
     "for m in model.modules(): m.to(torch.float16)": {"precision": "fp32"},
@@ -515,6 +520,7 @@ class Freezes(TrainerCallback):
         for p in model.parameters(): p.requires_grad = False
 trainer.add_callback(Freezes())
 """
+ADAPTED = "trainer.model = get_peft_model(model, LoraConfig({}), {})"
 
 
 @pytest.mark.parametrize(
@@ -523,6 +529,8 @@ trainer.add_callback(Freezes())
         ("trainer.compute_loss = lambda *args: 0", "compute_loss"),
         ("SFTTrainer.compute_loss = lambda *args: 0", "compute_loss"),
         (FREEZES, "which weights are trained"),
+        (ADAPTED.format("", "autocast_adapter_dtype=False"), "in the dtype of the weights"),
+        (ADAPTED.format("exclude_modules=['lm_head']", ""), "adapters on fewer modules"),
     ],
 )
 def test_what_a_program_gives_its_trainer_is_told(tmp_path, after, said):

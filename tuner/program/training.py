@@ -480,6 +480,10 @@ class _Reader:
             _cast(name, at, given, training)
         elif name == "set_attn_implementation" and given:
             training["model"].values["attn_implementation"] = next(iter(given.values()))
+        elif name == "get_peft_model":
+            if (said := given.get("autocast_adapter_dtype")) and not said.value:
+                text = f"{at}: adapters in the dtype of the weights only save memory"
+                training.found.at_most.append(text)
         elif name == "autocast":
             _autocast(given, at, training)
         elif name == "set_default_dtype" and given and is_own:

@@ -276,6 +276,7 @@ def model_class(path: str) -> Any:
 def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     if isinstance(getattr(model, "_note", None), Note):
         model._note.extra["adapted"] = as_now(peft_config)
+        model._note.calls += [call("get_peft_model", args, kwargs)] if kwargs else []
     return model.adapted() if isinstance(model, Model) else model
 
 

@@ -518,7 +518,7 @@ class Thing(Unknown, metaclass=Meta):
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
-        if name[0] != "_":
+        if name[0] != "_" or name == "_attn_implementation":
             self._note.assign(name, value)
 
 
