@@ -392,6 +392,12 @@ SKIPS = "SFTTrainer(model, SFTConfig(dataset_kwargs={'skip_prepare_dataset': Tru
         ("more = {'train_dataset': Rows()}", 32),
         ("more = {'train_dataset': Stream()}", 16),
         ("rows = rows.map(lambda r: {'n': len(tokenizer(r['text']))}).map(cut)", 128),
+        (
+            "def join(row):\n    ids = tokenizer(row['a'])['x'] + tokenizer(row['b'])['x']\n"
+            "    if len(ids) > 384: ids = ids[:384]\n    return {'input_ids': torch.tensor(ids)}\n"
+            "rows = rows.map(join)",
+            384,
+        ),
     ],
 )
 def test_the_length_is_that_to_which_the_rows_are_cut(tmp_path, given, length):
@@ -459,6 +465,8 @@ OF_MODEL = {
     "get_peft_model(copy.deepcopy(model), LoraConfig())": {"lora_rank": 0},
     "copy.deepcopy(model).to(torch.float16)": {"precision": "fp32"},
     "for m in model.modules(): m.to(torch.float16)": {"precision": "fp32"},
+    "model.generation_config = torch.load('g')": {"precision": "fp32"},
+    "model = get_peft_model(model, LoraConfig(r=4)).get_base_model()": {"lora_rank": 4},
     f"model = get_peft_model(model, LoraConfig(target_modules=[{LINEAR}]))": {
         "lora_targets": ("all-linear",)
     },
@@ -491,6 +499,12 @@ def test_a_configuration_that_only_transformers_reads_is_said_beside_the_reading
     text = "Trainer(AutoModelForCausalLM.from_pretrained('own/of-7b'), TrainingArguments()).train()"
     with pytest.raises(UnavailableError, match=r"own/of-7b .*\n  read as stored, batch"):
         planned(tmp_path, text, max_length=64)
+
+
+def test_an_error_that_an_answer_of_a_stand_in_may_have_caused_is_no_fault_of_the_program(tmp_path):
+    for text in ("[r for r in rows][99]", "if len(tokenizer) != 55296:\n    raise ValueError('x')"):
+        with pytest.raises(UndecidedError, match="needs a value that only a run knows"):
+            planned(tmp_path, f"{text}\n")
 
 
 @pytest.mark.parametrize("code", OF_MODEL)

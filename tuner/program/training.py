@@ -310,7 +310,9 @@ class _Reader:
             if name.startswith("config."):
                 if last(name) in _ATTENTION:
                     loaded.values[_ATTENTION[0]] = self._argument(value, where)
-            elif isinstance(value, Mapping) and ("$unknown" in value or made(value)):
+            elif name == "generation_config" or not isinstance(value, Mapping):
+                continue
+            elif "$unknown" in value or made(value):
                 text = f"another part takes the place of model.{name}: {EMULATE}"
                 problems.append(Undecided(text, where, OWN_MODULE))
 

@@ -296,7 +296,10 @@ def _filled(function: Any, is_absent: bool) -> Any:
         lacking = [name for name in needed[len(args) :] if name not in kwargs]
         return function(*args, **kwargs, **{name: Unknown(name) for name in lacking})
 
-    call.__name__, call.__wrapped__ = function.__name__, function  # type: ignore[attr-defined]
+    call.__name__ = function.__name__
+    # Of schedulers, which run it elsewhere: Modal's, Ray's and others.
+    vars(call).update(dict.fromkeys(("remote", "local", "spawn", "delay", "submit"), call))
+    vars(call).update(__wrapped__=function, options=lambda *args, **kwargs: call)
     return call
 
 
