@@ -168,12 +168,12 @@ def _soften() -> None:
     time.sleep = lambda seconds: None
     builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
     builtins.__dict__["__softly__"] = _softly  # of `_softened` programs
-    SourceFileLoader.get_code = _code  # type: ignore[method-assign]
+    SourceFileLoader.get_code = _code  # type: ignore[assignment,method-assign]
     own, encoded = json.JSONEncoder.default, os.environ.encodevalue
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
         str(value) if isinstance(value, Unknown) else own(self, value)
     )
-    os.environ.encodevalue = lambda value: encoded(_text(value))  # type: ignore[assignment]
+    os.environ.encodevalue = lambda value: encoded(_text(value))
 
 
 _SOFT = set(

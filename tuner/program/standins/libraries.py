@@ -130,17 +130,15 @@ def _known() -> dict[str, Any]:
         "unsloth.execute_with_time_limit": lambda seconds: lambda function: _late,
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
-        **dict.fromkeys(("torch.tensor", "torch.as_tensor"), _tensor),
+        "torch.tensor": lambda data=None, *args, **kwargs: (
+            data if type(data) is Unknown else Unknown("torch.tensor(...)")
+        ),
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
         "wandb.agent": trainers.sweep_wandb,
         "wandb.init": trainers.start_wandb,
         "wandb.config": trainers.Tracked({"**": Unknown("wandb.config")}),
         **{f"dotenv.{name}": getattr(dotenv, name) for name in dotenv.NAMES.split()},
     }
-
-
-def _tensor(data: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return data if type(data) is Unknown else Unknown("torch.tensor(...)")
 
 
 # Optuna's
