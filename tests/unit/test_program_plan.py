@@ -392,6 +392,12 @@ SKIPS = "SFTTrainer(model, SFTConfig(dataset_kwargs={'skip_prepare_dataset': Tru
         ("more = {'train_dataset': Rows()}", 32),
         ("more = {'train_dataset': Stream()}", 16),
         ("rows = rows.map(lambda r: {'n': len(tokenizer(r['text']))}).map(cut)", 128),
+        (
+            "def join(row):\n    ids = tokenizer(row['a'])['x'] + tokenizer(row['b'])['x']\n"
+            "    if len(ids) > 384: ids = ids[:384]\n    return {'input_ids': torch.tensor(ids)}\n"
+            "rows = rows.map(join)",
+            384,
+        ),
     ],
 )
 def test_the_length_is_that_to_which_the_rows_are_cut(tmp_path, given, length):
@@ -451,9 +457,16 @@ LINEAR = "m for m in {k.split('.')[-1] for k, v in model.named_modules() if 'pro
 OF_MODEL = {
     "model.set_attn_implementation('eager')": {"attention": "eager"},
     "model.config._attn_implementation = 'eager'": {"attention": "eager"},
+    "from transformers import AutoConfig\nconfig = AutoConfig.from_pretrained('tiny-llama-3m')\n"
+    "config._attn_implementation = 'eager'\n"
+    "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m', config=config)": {
+        "attention": "eager"
+    },
     "get_peft_model(copy.deepcopy(model), LoraConfig())": {"lora_rank": 0},
     "copy.deepcopy(model).to(torch.float16)": {"precision": "fp32"},
     "for m in model.modules(): m.to(torch.float16)": {"precision": "fp32"},
+    "model.generation_config = torch.load('g')": {"precision": "fp32"},
+    "model = get_peft_model(model, LoraConfig(r=4)).get_base_model()": {"lora_rank": 4},
     f"model = get_peft_model(model, LoraConfig(target_modules=[{LINEAR}]))": {
         "lora_targets": ("all-linear",)
     },
@@ -488,6 +501,12 @@ def test_a_configuration_that_only_transformers_reads_is_said_beside_the_reading
         planned(tmp_path, text, max_length=64)
 
 
+def test_an_error_that_an_answer_of_a_stand_in_may_have_caused_is_no_fault_of_the_program(tmp_path):
+    for text in ("[r for r in rows][99]", "if len(tokenizer) != 55296:\n    raise ValueError('x')"):
+        with pytest.raises(UndecidedError, match="needs a value that only a run knows"):
+            planned(tmp_path, f"{text}\n")
+
+
 @pytest.mark.parametrize("code", OF_MODEL)
 def test_what_is_done_to_a_model_is_read(tmp_path, code):
     plan = planned(tmp_path, LOAD.format(code) + BY_SFT.format("", ""))
@@ -515,6 +534,7 @@ class Freezes(TrainerCallback):
         for p in model.parameters(): p.requires_grad = False
 trainer.add_callback(Freezes())
 """
+ADAPTED = "trainer.model = get_peft_model(model, LoraConfig({}), {})"
 
 
 @pytest.mark.parametrize(
@@ -523,6 +543,8 @@ trainer.add_callback(Freezes())
         ("trainer.compute_loss = lambda *args: 0", "compute_loss"),
         ("SFTTrainer.compute_loss = lambda *args: 0", "compute_loss"),
         (FREEZES, "which weights are trained"),
+        (ADAPTED.format("", "autocast_adapter_dtype=False"), "in the dtype of the weights"),
+        (ADAPTED.format("exclude_modules=['lm_head']", ""), "adapters on fewer modules"),
     ],
 )
 def test_what_a_program_gives_its_trainer_is_told(tmp_path, after, said):

@@ -33,7 +33,8 @@ from transformers import HfArgumentParser, TrainingArguments
 from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
 """
 FILES = {
-    "own.py": "B = 7\ndef make(n=7):\n    from trl import SFTConfig\n"
+    "own.py": "B = 7\ndef joined(words): return ', '.join(words)\n"
+    "def make(n=7):\n    from trl import SFTConfig\n"
     "    return SFTConfig(output_dir='o', per_device_train_batch_size=n)\n",
     "c.yaml": "per_device_train_batch_size: 7\noutput_dir: o\n",
     "c.json": '{"bs": 7, "train": {"per_device_train_batch_size": 7}, "output_dir": "o"}',
@@ -481,6 +482,9 @@ Net()(u).backward; Net().to("cuda").parameters(); torch.tensor([1.0]).item(); fl
 import numpy as np; np.mean(u); np.array([1]) + u; u.shape[0] * 2
 Net()(**{k: v.to(0) for k, v in u.items() if k != "a" and hasattr(u, k)}); json.load(open(u.path))
 dataclasses.asdict(u); " ".join(u["words"]); import logging; logging.getLogger().setLevel(u.level)
+sep = "; "; sep.join([u.x]); "a".replace("a", u.t); os.environ["X"] = u.t; open("w", "w").write(u.t)
+import textwrap, hashlib, own; textwrap.dedent(u.t); hashlib.sha256(u.t.encode()); own.joined([u.x])
+copy.copy(AutoModelForCausalLM.from_pretrained("m"))
 from transformers import MODEL_MAPPING; [each.model_type for each in MODEL_MAPPING.keys()]
 """  # noqa: E501
 
@@ -499,7 +503,8 @@ def test_what_is_not_installed(tmp_path):
     text = "import lib_that_is_nowhere as lib\ntry:\n    import other_nowhere\n    n = 1\n"
     text += "except ImportError:\n    n = 2\n@lib.main(config='c')\ndef main(cfg):\n"
     text += "    from trl import SFTConfig, SFTTrainer\n"
-    text += "    SFTTrainer('m', args=SFTConfig('o', max_length=n, packing=cfg.p)).train()\nmain()"
+    text += "    SFTTrainer('m', args=SFTConfig('o', max_length=n, packing=cfg.p)).train()\n"
+    text += "main.remote()"
     record = read(tmp_path, text)
     assert record["absent"][0] == "lib_that_is_nowhere"
     assert [each["what"] for each in record["asked"]] == ["is other_nowhere installed"]

@@ -25,8 +25,9 @@ from tuner.core.setup.distributed_knobs import (
     REDUCE_BUCKET,
     RESHARD,
     SYNC,
+    ZERO_STAGES,
 )
-from tuner.program.arguments import file_in, options_of
+from tuner.program.arguments import EMULATE, file_in, options_of
 from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK, PYTHON, SourceFile
 from tuner.program.program import Program, tool_words
@@ -93,6 +94,8 @@ def ranks_and_knobs(launch: Launch, own: Mapping[str, Any], gpus: int | None) ->
         return {**knobs, **several, GPUS_PER_TRIAL: ranks, DISTRIBUTED: strategy}
     if DISTRIBUTED in knobs:
         text = "is of one process: start it with torchrun or accelerate launch"
+        if str(knobs[DISTRIBUTED]) in ZERO_STAGES:
+            text = f"of one process is not predicted: {EMULATE}"
         if launch.processes is None and gpus is None:
             text = "is of several GPUs: pass their number, e.g. --gpus 8"
         launch.problems.append(Problem(text, str(knobs[DISTRIBUTED])))

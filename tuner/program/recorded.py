@@ -49,6 +49,10 @@ _LACKS_ARGUMENT = "IndexError: list index out of range", "argv["
 """The end of a program that gets fewer arguments than it reads, and what the line has."""
 _OF_STANDINS = re.compile(r"\bUnknown\b|'\*\*'|<unknown:|\bTooLong\b")
 """In the text of an error: a value that only the real library knows, or a time limit of ours."""
+_OF_ANSWERS = re.compile(
+    r"(raise|assert|if)\b|.*\b(IndexError|ZeroDivisionError|m(in|ax)\(\) .*empty|Sample larger)"
+)
+"""A line, and the text of its error: the answer of a stand-in may have led there."""
 _EMULATE = "`tuner check` without --predict runs it on an emulated GPU"
 
 
@@ -130,7 +134,7 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
             runs += _other_branches(runs, run)
     recorded = join(runs)
     is_empty = not recorded.trainings and not recorded.loops
-    if is_empty and (error := _error(program, recorded.ended, seconds, gpu)):
+    if is_empty and (error := _error(program, recorded, seconds, gpu)):
         raise error
     if len(_known) > _MOST_KNOWN:
         _known.clear()
@@ -326,9 +330,9 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
 # -- errors -------------------------------------------------------------------------------------
 
 
-def _error(program: Program, ended: Any, seconds: float, gpu: Gpu | None) -> TunerError | None:
+def _error(program: Program, run: Recorded, seconds: float, gpu: Gpu | None) -> TunerError | None:
     """The error of a program that ended before it trained; None if it just had nothing to do."""
-    if ended is None:
+    if (ended := run.ended) is None:
         return None
     kind, text, last = ended["kind"], masked(str(ended["text"])), masked(str(ended.get("said", "")))
     if kind == "exit" and text in ("", "0", "None"):
@@ -347,7 +351,8 @@ def _error(program: Program, ended: Any, seconds: float, gpu: Gpu | None) -> Tun
         text = "the program needs an argument that the command lacks"
         start = shlex.join(["tuner", "check", *(["--gpu", gpu.id] if gpu else []), "--"])
         hint = f"pass it: {start} {shlex.join(program.typed)} ARGUMENT"
-    if kind == "error" and _OF_STANDINS.search(text):
+    is_made_up = run.asked and _OF_ANSWERS.match(f"{places.line(ended['where']).strip()} {text}")
+    if kind == "error" and (is_made_up or _OF_STANDINS.search(text)):
         says[kind] = f"needs a value that only a run knows: {text}"
         error, hint = UndecidedError, _EMULATE
     if program.started_by and text.startswith("FileNotFoundError"):

@@ -310,7 +310,9 @@ class _Reader:
             if name.startswith("config."):
                 if last(name) in _ATTENTION:
                     loaded.values[_ATTENTION[0]] = self._argument(value, where)
-            elif isinstance(value, Mapping) and ("$unknown" in value or made(value)):
+            elif name == "generation_config" or not isinstance(value, Mapping):
+                continue
+            elif "$unknown" in value or made(value):
                 text = f"another part takes the place of model.{name}: {EMULATE}"
                 problems.append(Undecided(text, where, OWN_MODULE))
 
@@ -480,6 +482,10 @@ class _Reader:
             _cast(name, at, given, training)
         elif name == "set_attn_implementation" and given:
             training["model"].values["attn_implementation"] = next(iter(given.values()))
+        elif name == "get_peft_model":
+            if (said := given.get("autocast_adapter_dtype")) and not said.value:
+                text = f"{at}: adapters in the dtype of the weights only save memory"
+                training.found.at_most.append(text)
         elif name == "autocast":
             _autocast(given, at, training)
         elif name == "set_default_dtype" and given and is_own:

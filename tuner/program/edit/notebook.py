@@ -172,7 +172,10 @@ def _without_magic(source: str) -> str:
             number -= 1
         if number is None or not _MAGIC.match(lines[number]):
             break
-        _blank(lines, number)
+        goes_on, lines[number] = _goes_on(lines[number]), _blanked(lines[number])
+        while goes_on and number + 1 < len(lines):
+            number += 1
+            goes_on, lines[number] = _goes_on(lines[number]), re.sub(r"[^\n]", " ", lines[number])
     return "".join(lines)
 
 
@@ -202,15 +205,6 @@ def _broken_line(source: str) -> int | None:
 
 def _goes_on(line: str) -> bool:
     return line.rstrip().endswith("\\")
-
-
-def _blank(lines: list[str], number: int) -> None:
-    goes_on = _goes_on(lines[number])
-    lines[number] = _blanked(lines[number])
-    while goes_on and number + 1 < len(lines):
-        number += 1
-        goes_on = _goes_on(lines[number])
-        lines[number] = re.sub(r"[^\n]", " ", lines[number])
 
 
 def _blanked(line: str) -> str:

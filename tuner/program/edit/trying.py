@@ -355,7 +355,8 @@ class _Search:
                 continue
 
             def edits(value: KnobValue, name: str = name) -> Sequence[Edit]:
-                return [(file, edit) for edit in text(name, as_named(name, value))]
+                is_off = isinstance(value, bool) and name.startswith("disable_")
+                return [(file, edit) for edit in text(name, not value if is_off else value)]
 
             yield Way(name, where, edits, is_added=True)
 
@@ -364,11 +365,6 @@ def listed(names: Sequence[str]) -> str:
     """The names for people, the first three of them."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3]) if more else ' and '.join(names)}{more}"
-
-
-def as_named(name: str, value: KnobValue) -> KnobValue:
-    """The value of a knob under a name that may turn it off: disable_gradient_checkpointing."""
-    return not value if isinstance(value, bool) and name.startswith("disable_") else value
 
 
 def command_text(program: Program) -> str:

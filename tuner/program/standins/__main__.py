@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from tuner.program.standins import NOT_INSTALLED, guard, libraries, record
@@ -166,37 +167,54 @@ def _soften() -> None:
     """Lets an `Unknown` into JSON and regular expressions, which are written in C."""
     time.sleep = lambda seconds: None
     builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
-    builtins.__dict__["__Separator__"] = Separator  # of `_softened` programs
-    own: Any = json.JSONEncoder.default
+    builtins.__dict__["__softly__"] = _softly  # of `_softened` programs
+    SourceFileLoader.get_code = _code  # type: ignore[assignment,method-assign]
+    own, encoded = json.JSONEncoder.default, os.environ.encodevalue
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
         str(value) if isinstance(value, Unknown) else own(self, value)
     )
-    names = "search match fullmatch sub subn split findall finditer".split()
-    for function in (json.load, json.loads, *(getattr(re, name) for name in names)):
-        module = sys.modules[function.__module__]
-        setattr(module, function.__name__, _unless_unknown(function))
+    os.environ.encodevalue = lambda value: encoded(_text(value))
 
 
-class Separator(str):
-    """A text whose `join` takes what is unknown."""
+_SOFT = set(
+    """ast base64 datetime decimal hashlib _hashlib html io _io json re statistics string textwrap
+    unicodedata urllib.parse uuid""".split()
+)
+"""Modules of Python's own whose functions take texts and numbers, and change nothing."""
 
-    def join(self, texts: Any) -> Any:
-        every = [*texts]
-        unknown = any(isinstance(each, Unknown) for each in every)
-        return Unknown(f"{str(self)!r}.join(...)") if unknown else str.join(self, every)
+
+def _softly(function: Any) -> Any:
+    """The function; one of a text, a file or Python's own takes what is unknown as well."""
+    owner = getattr(function, "__self__", None)
+    if type(owner) in (io.TextIOWrapper, io.StringIO) and function.__name__ == "write":
+        return lambda text: function(_text(text))
+    of_text = type(owner) in (str, bytes, re.Pattern)
+    home = owner if type(owner) is types.ModuleType else function
+    name = getattr(home, "__name__" if home is owner else "__module__", None)
+    return _unless_unknown(function) if of_text or name in _SOFT else function
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Unknown) else value
+
+
+def _code(self: Any, name: str, own: Any = SourceFileLoader.get_code) -> Any:
+    """The code of an imported module: one of the program's own is `_softened`, too."""
+    if is_library(self.path):
+        return own(self, name)
+    text = _softened(self.get_data(self.path), self.path)
+    return compile(text, self.path, "exec", dont_inherit=True)
 
 
 def _softened(text: Any, name: str) -> Any:
-    """The program's tree, with a `Separator` for each text whose `join` it calls."""
+    """The program's tree, which calls each method `softly`."""
     import ast
 
     tree = ast.parse(text, name)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "join":
-            joins = node.value
-            if isinstance(joins, ast.Constant) and isinstance(joins.value, str):
-                made = ast.Call(ast.Name("__Separator__", ast.Load()), [joins], [])
-                node.value = ast.fix_missing_locations(ast.copy_location(made, joins))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            made = ast.Call(ast.Name("__softly__", ast.Load()), [node.func], [])
+            node.func = ast.fix_missing_locations(ast.copy_location(made, node.func))
     return tree
 
 
@@ -226,8 +244,10 @@ def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
 
 def _unless_unknown(function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, Unknown) for each in args):
-            return Unknown(f"{function.__module__}.{function.__name__}(...)")
+        args = tuple([*each] if isinstance(each, types.GeneratorType) else each for each in args)
+        inner = [each for some in args if isinstance(some, (list, tuple)) for each in some]
+        if any(isinstance(each, Unknown) for each in (*args, *kwargs.values(), *inner)):
+            return Unknown(f"{function.__name__}(...)")
         return function(*args, **kwargs)
 
     return call

@@ -13,6 +13,7 @@ from tuner.program.standins.files import Refused
 from tuner.program.standins.record import call
 from tuner.program.standins.unknown import (
     CALLS,
+    LONG,
     ORACLE,
     Note,
     Thing,
@@ -25,7 +26,6 @@ ROWS = 64  # batches that a loader has where nothing tells
 CURRENT: list[
     Any
 ] = []  # the loader of the last batch; 1 after a backward pass of it, 0 after a step
-_LONG = (2**14 + 1, 2**15 + 1)  # tokens of rows that a cut to fewer makes alike
 _CALLED: dict[Any, Note] = {}  # lengths of calls of tokenizers outside of functions of rows
 _LIMITS: dict[Any, Note] = {}  # lengths that tokenizers cut to where a call gives none
 _ROWS: dict[Any, Note] = {}  # lengths that mapped functions cut rows to
@@ -174,10 +174,10 @@ def _length(made: Any, calls: list[Any], many: bool) -> Note | None:
     text = _words(made)
     used = [calls[n] for n in dict.fromkeys(map(int, _ONE_ENCODING.findall(text)))] or calls
     note: Note = used[0][1]
-    if len(used) > 1 and not (many and all(stack == used[0][0] for stack, _ in used)):
-        return _unknown_length(note, "rows of several tokenized texts")
     if first := _FIRST.search(text):
         return Note("datasets.map", note.where, (), {"max_length": int(first[1])})
+    if len(used) > 1 and not (many and all(stack == used[0][0] for stack, _ in used)):
+        return _unknown_length(note, "rows of several tokenized texts")
     return _unknown_length(note, "a part of a tokenized text") if "slice(" in text else note
 
 
@@ -192,7 +192,7 @@ def _words(value: Any) -> str:
 def _cut(function: Any, batched: bool, **kwargs: Any) -> int | None:
     """The length to which a function cuts rows of tokens; None if longer rows stay longer."""
     found = set()
-    for tokens in _LONG:
+    for tokens in (LONG // 2, LONG):  # a cut to fewer makes them alike
         row = {name: [0] * tokens for name in ("input_ids", "attention_mask")}
         given = {name: [value] for name, value in row.items()} if batched else row
         made, _ = tried(function, given, **kwargs)

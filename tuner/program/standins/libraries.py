@@ -124,11 +124,15 @@ def _known() -> dict[str, Any]:
         "torch.version.hip": None,
         "torch.multiprocessing.spawn": trainers.runs(0),
         prepare: models.wraps(prepare, into="prepared"),
+        prepare.replace("kbit", "int8"): models.wraps(prepare, into="prepared"),  # its older name
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
         "unsloth.execute_with_time_limit": lambda seconds: lambda function: _late,
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
+        "torch.tensor": lambda data=None, *args, **kwargs: (
+            data if type(data) is Unknown else Unknown("torch.tensor(...)")
+        ),
         "tqdm.trange": lambda *args, **kwargs: datasets.tqdm(range(*args)),
         "wandb.agent": trainers.sweep_wandb,
         "wandb.init": trainers.start_wandb,
@@ -141,29 +145,25 @@ def _known() -> dict[str, Any]:
 unknown.CALLS["optimize"] = lambda self, args, kwargs: trainers.runs(Unknown("trial"))(*args)
 
 
-def _takes_unknown_words(library: Any) -> None:
+def _patch(owner: Any, name: str, answer: Any) -> None:
+    """Lets `answer` make the result of a function; of None the function's own counts."""
+    own = getattr(owner, name)
+
+    def call(*args: Any, **how: Any) -> Any:
+        made = answer(*args)
+        return own(*args, **how) if made is None else made
+
+    setattr(owner, name, call)
+
+
+def _word(parser: Any, action: Any, text: str) -> Any:
     """A word that follows from a command of a shell script which isn't run has no type."""
-    own = library.ArgumentParser._get_value
-
-    def value(self: Any, action: Any, text: str) -> Any:
-        return Unknown(text[len(MARK) : -1].strip()) if MARK in text else own(self, action, text)
-
-    library.ArgumentParser._get_value = value
+    return Unknown(text[len(MARK) : -1].strip()) if MARK in text else None
 
 
-def _takes_unknown_levels(library: Any) -> None:
-    own = library._checkLevel
-    library._checkLevel = lambda level: 20 if isinstance(level, Unknown) else own(level)
-
-
-def _takes_unknown_objects(library: Any) -> None:
-    own = library.asdict
-
-    def asdict(value: Any, **how: Any) -> Any:
-        known = library.is_dataclass(value) or not isinstance(value, Unknown)
-        return own(value, **how) if known else Unknown("asdict(...)")
-
-    library.asdict = asdict
+def _asdict(value: Any) -> Any:
+    known = hasattr(type(value), "__dataclass_fields__") or not isinstance(value, Unknown)
+    return None if known else Unknown("asdict(...)")
 
 
 def _draws(library: Any, generator: Any) -> None:
@@ -223,9 +223,11 @@ def start(request: dict[str, Any]) -> None:
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
-    guard.PATCHES["argparse"] = _takes_unknown_words
-    guard.PATCHES["logging"] = _takes_unknown_levels
-    guard.PATCHES["dataclasses"] = _takes_unknown_objects
+    guard.PATCHES["argparse"] = lambda module: _patch(module.ArgumentParser, "_get_value", _word)
+    guard.PATCHES["logging"] = lambda module: _patch(
+        module, "_checkLevel", lambda level: 20 if isinstance(level, Unknown) else None
+    )
+    guard.PATCHES["dataclasses"] = lambda module: _patch(module, "asdict", _asdict)
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
@@ -315,18 +317,15 @@ def _available(name: str) -> bool:
     if name.startswith(("torch_cuda", "cuda")) or name in ("torch_gpu", "torch_bf16_gpu"):
         return bool(GPU.get("count", 1))
     roots = {"flash_attn_2": "flash_attn", "bnb": "bitsandbytes"}
-    return not name.startswith(tuple(_ELSEWHERE.split())) and installed(roots.get(name, name))
+    return installed(roots.get(name, name))
 
 
 def installed(root: str) -> bool:
     """True for a library that the user has; of one that is not here, the oracle says."""
+    if root.startswith(tuple(_ELSEWHERE.split())):
+        return False
     here = root in CORE or root in RELEASES or importlib.machinery.PathFinder.find_spec(root)
     return bool(here) or ORACLE.truth(f"is {root} installed")
-
-
-def _may_be_there(root: str) -> bool:
-    elsewhere = root.startswith(tuple(_ELSEWHERE.split()))
-    return not elsewhere and ORACLE.truth(f"is {root} installed")
 
 
 def _starred(root: str, frame: Any) -> list[str]:
@@ -443,7 +442,7 @@ class Last(First):
             own = importlib.machinery.PathFinder.find_spec(root, places)
             if own is not None and own.origin:
                 return own
-        if root not in ABSENT and _guarded() and not _may_be_there(root):
+        if root not in ABSENT and _guarded() and not installed(root):
             return None
         if name != root and not isinstance(sys.modules.get(root, self), (Module, Last)):
             return None  # a part that a module of the user's own does not have

@@ -51,6 +51,8 @@ class Model(Thing):
             return lambda *args, **kwargs: self._recorded(name, args, kwargs)
         if name in ("base_model", "model", "module", "_orig_mod"):
             return self
+        if name == "get_base_model":
+            return lambda: self
         made = Config(self, name) if name == "config" else Part(self, name)
         put(self, name, made)
         return made
@@ -121,7 +123,7 @@ class Model(Thing):
         kept = {name: held.get(name, "") for name in ("made", "listed")}
         return {**told(self, stubs), **of, **kept}
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: Any = None) -> Any:
         made, note = Thing.__new__(type(self)), self._note
         copied = Note(note.path, note.where, (), note.given)
         copied.assigned, copied.calls = dict(note.assigned), list(note.calls)
@@ -276,6 +278,7 @@ def model_class(path: str) -> Any:
 def get_peft_model(model: Any = None, peft_config: Any = None, *args: Any, **kwargs: Any) -> Any:
     if isinstance(getattr(model, "_note", None), Note):
         model._note.extra["adapted"] = as_now(peft_config)
+        model._note.calls += [call("get_peft_model", args, kwargs)] if kwargs else []
     return model.adapted() if isinstance(model, Model) else model
 
 

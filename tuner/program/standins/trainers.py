@@ -41,7 +41,9 @@ class Trainer(Holder):
             takes = getattr(getattr(build, "__code__", None), "co_argcount", 0)
             held["model"] = build(*[Unknown("trial")] * min(takes, 1))
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
-            held["args"] = _arguments_of(self._path)
+            kinds = [self._path.replace("Trainer", k) for k in ("Config", "TrainingArguments")]
+            known = [each for each in kinds if each in CLASSES and each != "transformers.Config"]
+            held["args"] = config([*known, "transformers.TrainingArguments"][0])(output_dir="out")
         held["model_wrapped"] = held.get("model")
         if isinstance(own := held.get("args"), Config) and "output_dir" in own._fields:
             put(self, "_train_batch_size", own.train_batch_size)
@@ -149,12 +151,6 @@ def _loader(holders: list[Any], stubs: frozenset[int]) -> Any:
             except Exception as error:
                 return record.unknown(f"train_dataloader(): {error}")
     return None
-
-
-def _arguments_of(path: str) -> Any:
-    own = [path.replace("Trainer", end) for end in ("Config", "TrainingArguments")]
-    found = [each for each in own if each in CLASSES and each != "transformers.Config"]
-    return config([*found, "transformers.TrainingArguments"][0])(output_dir="out")
 
 
 def special(path: str) -> Any:

@@ -25,6 +25,8 @@ from tuner.program.standins.tables import Tables
 put = object.__setattr__
 CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
+LONG = 2**15 + 1
+"""Tokens of a row that a cut to fewer makes shorter."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
 _PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama termcolor".split())
@@ -294,7 +296,10 @@ def _filled(function: Any, is_absent: bool) -> Any:
         lacking = [name for name in needed[len(args) :] if name not in kwargs]
         return function(*args, **kwargs, **{name: Unknown(name) for name in lacking})
 
-    call.__name__, call.__wrapped__ = function.__name__, function  # type: ignore[attr-defined]
+    call.__name__ = function.__name__
+    # Of schedulers, which run it elsewhere: Modal's, Ray's and others.
+    vars(call).update(dict.fromkeys(("remote", "local", "spawn", "delay", "submit"), call))
+    vars(call).update(__wrapped__=function, options=lambda *args, **kwargs: call)
     return call
 
 
@@ -322,6 +327,13 @@ async def _streamed(self: Any) -> Any:
 def _text(self: Any, *form: Any) -> Text:
     number = zlib.crc32(f"{ORACLE.seed} {self._what}".encode())
     return Text(f"{MARK}{self._what[:80]} {number}>")
+
+
+def _length(what: str) -> int:
+    if "tokenizer(" in what and "tokenizer(..." not in what:
+        return LONG  # the longest row decides, and a program may cut it
+    # A function of rows gets some of them at once.
+    return (ORACLE.small if what[:3] == "row" else ORACLE.number)(f"len({what})")
 
 
 def _equals(self: Any, other: Any) -> bool:
@@ -353,10 +365,7 @@ _METHODS: dict[str, Any] = {
     "contains": _is("{1} in {0}"),
     "instancecheck": _is("isinstance {1} {0}"),
     "subclasscheck": _is("issubclass {1} {0}"),
-    # A function of rows gets some of them at once.
-    "len": lambda self: (ORACLE.small if self._what[:3] == "row" else ORACLE.number)(
-        f"len({self._what})"
-    ),
+    "len": lambda self: _length(self._what),
     "int index trunc floor ceil": lambda self: ORACLE.number(f"int({self._what})"),
     "float": lambda self: ORACLE.magnitude(f"float({self._what})", "0.003 0.07 0.3 0.6 4.2 900.5"),
     "str repr fspath format": _text,
@@ -518,7 +527,7 @@ class Thing(Unknown, metaclass=Meta):
 
     def __setattr__(self, name: str, value: Any) -> None:
         put(self, name, value)
-        if name[0] != "_":
+        if name[0] != "_" or name == "_attn_implementation":
             self._note.assign(name, value)
 
 
