@@ -10,9 +10,11 @@ import bisect
 import functools
 import inspect
 import itertools
+import math
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
@@ -53,6 +55,7 @@ class _Refusals:
     def __init__(self, place_of: Callable[[Any], tuple[str, str]]) -> None:
         self._place_of = place_of
         self._refused: list[dict[str, Any]] = []
+        self._round: Any = None
         self._stepped_us: dict[frozenset[Function], int] = {}
 
     def note(self, size: int) -> dict[str, Any]:
@@ -60,7 +63,7 @@ class _Refusals:
         device_core().emu_give_up_attempt()
         names = ("filename", "line", "name")
         frames = [dict(zip(names, one, strict=True)) for one in frames_of(sys._getframe(2))]
-        entry = {"size": size, "time_us": time.time_ns() // 1000, "frames": frames}
+        entry = {"size": size, "time_us": _now_us(), "frames": frames, "round": self._round}
         self._refused.append(entry)
         thread = threading.current_thread()
         return {
@@ -68,6 +71,21 @@ class _Refusals:
             "line": self._place_of(entry)[1] or None,
             "thread": "" if thread is threading.main_thread() else thread.name,
         }
+
+    def follow_batches(self, module: Any) -> None:
+        """Note each batch that a loop asks for: it is over with the one before."""
+        iterators = module._BaseDataLoaderIter
+        following = iterators.__next__
+
+        @functools.wraps(following)
+        def note_and_follow(iterator: Any) -> Any:
+            self._round = weakref.ref(iterator)
+            for one in self._refused:
+                if one["round"] is self._round:
+                    one.setdefault("over_us", _now_us())
+            return following(iterator)
+
+        iterators.__next__ = note_and_follow
 
     def note_step(self, time_us: int, frame: FrameType | None) -> None:
         """Note the functions in which a step ended."""
@@ -85,7 +103,8 @@ class _Refusals:
         So a search for the batch size goes on. Another line, as of a fallback to something else,
         does not tell that what was refused is not needed, nor does another caller: an evaluation
         and the training share the lines of their model. A call in another line counts if it trains,
-        or if the first call had got less before.
+        or if the first call had got less before. The next batch of a loop does not: what was
+        refused is a batch that was left out.
         """
         made = [e for history in histories for e in history if e["action"] == "alloc"]
         return [n for n, one in enumerate(self._refused) if self._is_met(one, made)]
@@ -94,9 +113,11 @@ class _Refusals:
         place, own = self._place_of(refused), _own(refused)
         functions = _functions(own)
         less = [e for e in made if e["size"] <= refused["size"] and _own(e)[:1] == own[:1]]
+        over_us = refused.get("over_us", math.inf)
         has_got_less = any(_own(entry) == own for entry in less)
         for entry in less:
-            if entry["time_us"] <= refused["time_us"] or self._place_of(entry) != place:
+            is_later = refused["time_us"] < entry["time_us"] < over_us
+            if not is_later or self._place_of(entry) != place:
                 continue
             found = _own(entry)
             if _functions(found) <= functions and (has_got_less or self._trains(refused, found)):
@@ -201,6 +222,7 @@ class MemoryWatch:
         """
         self.owners.install(made)
         when_reduced(self._note_gradients, functools.partial(self._note_gradients, kind=UNSHARDED))
+        when_imported("torch.utils.data.dataloader", self.refusals.follow_batches)
         torch.cuda._lazy_call(self._record)  # type: ignore[no-untyped-call]
         reset: Any = torch._C._cuda_resetPeakMemoryStats
 
