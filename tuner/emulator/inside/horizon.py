@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from tuner.emulator.inside.branches import (
     BUILTINS,
     FUTURE,
     ON_DEVICE,
-    SAFE_CALLS,
+    PURE_CALLS,
     Counting,
     Place,
     Source,
@@ -164,7 +166,7 @@ class _Ramps:
                 if (
                     isinstance(test, ast.Name)
                     or len(counting.atoms) != 1
-                    or not is_safe(test, (*SAFE_CALLS, "get"))
+                    or not is_safe(test, (*PURE_CALLS, "get"))
                 ):
                     continue
                 expression = ast.fix_missing_locations(ast.Expression(test))
@@ -282,6 +284,8 @@ class Horizon:
             if not loops and not is_in_loop:
                 continue
             names = _names(one)
+            if self._done <= MOST_CALLS:
+                self._follow_calls(source, function, names)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     before = {*test.taken}
@@ -301,6 +305,21 @@ class Horizon:
             del names
         if not self._cut:
             self._note_total(totals[::-1])
+
+    def _follow_calls(self, source: Source, function: ast.AST, names: dict[str, Any]) -> None:
+        """Note counters that go to callbacks, and to functions of other files."""
+        for call, given in source.counted_arguments(function):
+            for callee in _callees(call, source, names):
+                code, first = _code_of(callee)
+                if code is None or package_of(code.co_filename) is not None:
+                    continue
+                name, line = joined(code.co_filename, code.co_firstlineno)
+                other = self._source(name)
+                found = other.function_of(code.co_name, line) if other is not None else None
+                if other is not None and found is not None:
+                    known = code.co_varnames[first : code.co_argcount + code.co_kwonlyargcount]
+                    places = dict(enumerate(known))
+                    other.note_counters(found, {places.get(key, key) for key in given} & {*known})  # type: ignore[call-overload]
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
@@ -456,6 +475,28 @@ def _names(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def _callees(call: ast.Call, source: Source, names: Mapping[str, Any]) -> Iterator[Any]:
+    """What a call calls; of a loop over callbacks, each."""
+    for loop in source.up(call):
+        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
+            items = value_of(loop.iter, names)
+            for item in items if isinstance(items, list | tuple) else ():
+                yield value_of(call.func, {**names, loop.target.id: item})
+    yield value_of(call.func, names)
+
+
+def _code_of(callee: Any) -> tuple[CodeType | None, int]:
+    """The code of a function of the program, and the number of arguments that are given before."""
+    first = 0
+    while isinstance(callee, functools.partial):
+        first, callee = first + len(callee.args), callee.func
+    if not inspect.isroutine(callee):
+        callee = getattr(callee, "__call__", None)  # noqa: B004 - the method itself
+    if inspect.ismethod(callee):
+        first, callee = first + 1, callee.__func__
+    return getattr(inspect.unwrap(callee), "__code__", None), first
+
+
 def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
     """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
@@ -465,6 +506,7 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is
             test.code, test.taken = None, {False}
             return
         values[name] = value + source.shift(test.node, atom, line)
+        test.each = max(test.each, int(values[name] - test.values.get(name, value)))
         all_values = source.values(test.node, atom, names)
         test.totals[name] = all_values[-1] if all_values else None
         if is_cut:
