@@ -23,9 +23,9 @@ FUTURE = 100_000
 """Values after the last one at which a branch on a counter of unknown length is looked for."""
 
 COUNTERS = frozenset(
-    """completed_steps current_epoch current_step epoch epoch_num global_step global_steps it
-    iter_num iteration iterations last_epoch n_iter num_steps num_updates opt_step step steps
-    update_step""".split()  # noqa: SIM905
+    """batch_idx batch_index completed_steps current_epoch current_step epoch epoch_num global_step
+    global_steps it iter_num iteration iterations last_epoch n_iter num_steps num_updates opt_step
+    step step_num steps update_step""".split()  # noqa: SIM905
 )
 """Names by which trainers and programs count."""
 
@@ -272,15 +272,13 @@ class Source(Tree):
             if test is not None:
                 yield test
 
-    def counted_arguments(self, function: ast.AST) -> Iterator[tuple[ast.Call, list[int | str]]]:
+    def counted_arguments(self, function: ast.AST) -> Iterator[tuple[ast.Call, list[Any]]]:
         """The calls of a function that get counters, with their places or keywords."""
         counters = self.counters(function)
         for one in self.parts(function):
             if isinstance(one, ast.Call):
                 given = [*enumerate(one.args), *((key.arg, key.value) for key in one.keywords)]
-                found = [
-                    key for key, value in given if key is not None and _is_counter(value, counters)
-                ]
+                found = [key for key, value in given if _is_counter(value, counters)]
                 if found:
                     yield one, found
 
@@ -532,12 +530,6 @@ class Source(Tree):
             if line is not None and self._comes(test, wanted=wanted):
                 yield test.node.lineno if wanted else line
 
-    def _following(self, statement: ast.AST) -> list[ast.stmt]:
-        for _, block in ast.iter_fields(self._parents.get(statement, ast.Pass())):
-            if isinstance(block, list) and statement in block:
-                return list(block[block.index(statement) + 1 :])
-        return []
-
     def has_run(self, body: Sequence[ast.stmt], ran: Iterable[Place]) -> bool:
         """True if any of these places is in a block of statements."""
         first, last = body[0].lineno, body[-1].end_lineno or 0
@@ -581,9 +573,12 @@ class Source(Tree):
             return [ast.Expr(test.node.body if outcome else test.node.orelse)]
         if outcome:
             return test.node.body
+        if test.node.orelse or not isinstance(test.node.body[-1], _LEAVES):
+            return test.node.orelse
         # Without an `else`, what follows if the body goes elsewhere.
-        leaves = not test.node.orelse and isinstance(test.node.body[-1], _LEAVES)
-        return self._following(test.node) if leaves else test.node.orelse
+        fields = ast.iter_fields(self._parents[test.node])
+        blocks = (one for _, one in fields if isinstance(one, list) and test.node in one)
+        return next((one[one.index(test.node) + 1 :] for one in blocks), [])
 
     def _comes(self, test: Test, *, wanted: bool) -> bool:
         """True if a counter may still get a value with which the test has this outcome."""
