@@ -266,6 +266,12 @@ try: taken(30)
 except torch.OutOfMemoryError: pass
 for _ in range(4): step(8)
 """
+SKIPPED = """
+m, opt = model()
+for n in torch.utils.data.DataLoader([8, 20_000_000, 8, 8]):
+    try: step(int(n))
+    except torch.OutOfMemoryError: print("skipped")
+"""
 IN_A_THREAD = """
 m, opt = model()
 step(8)
@@ -297,6 +303,7 @@ if __name__ == "__main__":
         pytest.param(DOUBLED, 0, (14, 18), ["recovered"], id="a search from below"),
         pytest.param(ANOTHER_CALL, 4, (0, 1), ["survived"], id="an evaluation in the same lines"),
         pytest.param(OTHERWISE, 4, (0, 1), ["survived"], id="a fallback"),
+        pytest.param(SKIPPED, 4, (0, 1), ["survived"], id="a batch that is skipped"),
         pytest.param(IN_A_THREAD, 4, (0, 1), ["survived"], id="a thread"),
         pytest.param(A_CHILD, 1, (0, 30), ["fatal"], id="a child"),
         pytest.param(BESIDE.replace("GIB", "9"), 0, (18, 20), [], id="beside a helper"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import runpy
 import sys
 import time
@@ -29,6 +31,7 @@ def batch_at(at):
 BIG, schedule, long = 64, {500: 64}, [[1]] * 50 + [[1, 1]] * 50
 def train():
     step, left, losses, phase, began, rows = 0, 500, [], "early", time(), [[1]] * 100
+    samples = 0; ticks = itertools.count(1)
     for epoch in range(30):
         for i in range(100):
             note()
@@ -51,6 +54,7 @@ REACHED = (
     "if time() - began > 10: log(step)",
     "allocate(max(8, 64 - step))",
     "rows[i:i + 2]",
+    "samples += len(rows); log(step) if samples > 250_000 else None",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
@@ -68,8 +72,11 @@ LEFT = (
     "size = min(64, 2 ** (step // 100)); allocate(size)",
     "allocate(schedule.get(step, 8))",
     "long[i:i + 2]",
+    "samples += len(rows); evaluate() if samples > 250_000 else None",
+    "tick = next(ticks); evaluate() if tick % 500 == 0 else None",
+    "allocate(math.ceil(2 ** (step / 100)))",
 )
-ELSEWHERE = {"if step == 500: phase = 'late'": 17, "batch_at(step)": 6}
+ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 """Code that changes what other lines do."""
 
 
@@ -91,16 +98,59 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
 
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
-        return runpy.run_path(str(path), names)
+        return runpy.run_path(str(path), {**names, "itertools": itertools, "math": math})
 
     with pytest.raises(StoppedError):
         run()
     (result,) = found
     assert result["of_steps"] == 3000
-    left = ELSEWHERE.get(code, 16)
+    left = ELSEWHERE.get(code, 17)
     assert [int(one.rpartition(":")[2]) for one in result["unreached"]] == [left] * (
         code not in REACHED
     )
+
+
+MONITOR = """\
+import torch
+def sample(size, number, each):
+    if number % each == each - 1: torch.zeros(size)
+class Monitor:
+    count = 0
+    @property
+    def tenths(self): return self.count // 10
+    def after(self, at):
+        self.count += 1
+        if at == 50: print(at)
+        if self.tenths == 5: torch.zeros(9)
+    def __call__(self, at):
+        if at == 50: torch.zeros(9)
+"""
+
+
+def test_counters_go_on_to_callbacks_and_to_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "monitor.py").write_text(MONITOR)
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import functools\nfrom monitor import Monitor, sample\nmonitor = Monitor()\n"
+        "hooks = [functools.partial(sample, 9, each=60), monitor]\n"
+        "for n in range(100):\n    note()\n    monitor.after(n)\n"
+        "    for hook in hooks: hook(n)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    horizon = Horizon()
+
+    def note() -> None:
+        frame = sys._getframe(1)
+        horizon.note_step(frame)
+        if frame.f_locals["n"] == 3:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note})
+    unreached = horizon.result(4, 0, {})["unreached"]
+    assert [Path(one).name for one in unreached] == [f"monitor.py:{line}" for line in (3, 11, 13)]
 
 
 CELLS = ("def log(): print(1)\n", "for step in range(100):\n    note()\n    {code}\n")

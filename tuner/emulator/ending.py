@@ -221,9 +221,10 @@ class _Steps:
         last = max((steps[-1] for steps in self._at_ns.values()), default=None)
         return last is not None and error.get("born_ns", 0) > last
 
-    def trained_on(self, pid: int, at_ns: int) -> bool:
-        """True if this process trained after `at_ns`."""
-        return any(steps[-1] > at_ns for (one, _), steps in self._at_ns.items() if one == pid)
+    def afterwards(self, pid: int, at_ns: int) -> Afterwards:
+        """The way in which this process went on after `at_ns`, if the refusal wasn't met."""
+        trained = (steps[-1] > at_ns for (one, _), steps in self._at_ns.items() if one == pid)
+        return Afterwards.SURVIVED if any(trained) else Afterwards.FATAL
 
     def went_on(self, pid: int, at_ns: int) -> bool:
         """True if this process, or a later one of the same rank, trained after `at_ns`."""
@@ -257,18 +258,14 @@ def _refusals(
             yield Refusal(
                 pid,
                 int(event["requested_bytes"]),
-                Afterwards.RECOVERED if is_met else _afterwards(steps, pid, at_ns),
+                Afterwards.RECOVERED if is_met else steps.afterwards(pid, at_ns),
                 event["line"],
                 event.get("thread", ""),
                 event.get("phase", ""),
             )
     for one in accounts:
         if one.refused_bytes and told.get(one.pid, -1) < one.refused_ns:
-            yield Refusal(one.pid, one.refused_bytes, _afterwards(steps, one.pid, one.refused_ns))
-
-
-def _afterwards(steps: _Steps, pid: int, at_ns: int) -> Afterwards:
-    return Afterwards.SURVIVED if steps.trained_on(pid, at_ns) else Afterwards.FATAL
+            yield Refusal(one.pid, one.refused_bytes, steps.afterwards(one.pid, one.refused_ns))
 
 
 def _later_program(events: Sequence[Event], steps: _Steps) -> Event | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tuner.emulator.inside.faults import guarded
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 
 _ARGUMENTS = {
     "micro_batch": "per_device_train_batch_size",
@@ -110,15 +110,11 @@ class Arrived:
         self.inputs.setdefault(step, []).append((rows, indices.numel() // max(1, rows)))
 
     def _follow_trainer(self, module: Any) -> None:
-        run = module.Trainer.train
-
-        @functools.wraps(run)
-        def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module.Trainer, "train")
+        def train(run: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
             self._note_arguments(trainer.args)
             self._note_loss(trainer)
             return run(trainer, *args, **kwargs)
-
-        module.Trainer.train = train
 
     @guarded("the trainer's settings")
     def _note_arguments(self, arguments: Any) -> None:

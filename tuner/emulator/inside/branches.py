@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import CodeType
 from typing import Any
 
@@ -22,9 +23,9 @@ FUTURE = 100_000
 """Values after the last one at which a branch on a counter of unknown length is looked for."""
 
 COUNTERS = frozenset(
-    """completed_steps current_epoch current_step epoch epoch_num global_step global_steps it
-    iter_num iteration iterations last_epoch n_iter num_steps num_updates opt_step step steps
-    update_step""".split()  # noqa: SIM905
+    """batch_idx batch_index completed_steps current_epoch current_step epoch epoch_num global_step
+    global_steps it iter_num iteration iterations last_epoch n_iter num_steps num_updates opt_step
+    step step_num steps update_step""".split()  # noqa: SIM905
 )
 """Names by which trainers and programs count."""
 
@@ -37,11 +38,18 @@ _SAFE = (
     *(ast.boolop, ast.unaryop, ast.Call),
 )
 SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
+PURE_CALLS = (
+    *SAFE_CALLS,
+    *("bisect", "bisect_left", "bisect_right", "ceil", "clip", "cos", "exp", "floor", "interp"),
+    *("log", "log2", "pow", "sqrt"),
+)
+"""Calls, also of modules, that only compute."""
 _ADDS = ("append", "extend", "appendleft")
 _SUMMARIES = ("item", "max", "mean", "min", "std", "sum", "tolist")
 _TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
 _RANK = re.compile(r"(\w+\.)*((get_)?(local_|global_)?rank(\(\))?|process_index)")
+_NUMBER = re.compile(r"len|numel|shape|(\w+_)?(batch|examples|rows|samples|size|tokens|ranks)")
 _CLOCK = re.compile(r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)")
 _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
@@ -91,6 +99,8 @@ class Test:
     """The last values of its counters, and those of its other names."""
     names: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, int | None] = field(default_factory=dict)
+    each: int = 1
+    """The most that its counters rose in a step."""
     kept: dict[bool, list[int]] = field(default_factory=dict)
     """By outcome that adds to lists: the first two steps that had it."""
 
@@ -150,6 +160,7 @@ class Source(Tree):
         self._by_name: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
         for one in self._functions:
             self._by_name[one.name].append(one)
+        self._given: dict[ast.AST, set[str]] = defaultdict(set)
 
     def function_of(self, name: str, line: int) -> ast.AST | None:
         """The function, or the module, whose code has this name and begins in this line."""
@@ -252,15 +263,33 @@ class Source(Tree):
         return (test for tests in self._tests.values() for test in tests)
 
     @cached_property
-    def _tests(self) -> Mapping[ast.AST, list[Test]]:
-        found: dict[ast.AST, list[Test]] = defaultdict(list)
-        for one in ast.walk(self._tree):
-            if isinstance(one, ast.If | ast.IfExp):
-                function = self._function_around(one)
-                test = self._test(one, function)
-                if test is not None:
-                    found[function].append(test)
-        return found
+    def _tests(self) -> dict[ast.AST, list[Test]]:
+        return {function: [*self._tests_of(function)] for function in self.bodies}
+
+    def _tests_of(self, function: ast.AST) -> Iterator[Test]:
+        for one in self.parts(function):
+            test = self._test(one, function) if isinstance(one, ast.If | ast.IfExp) else None
+            if test is not None:
+                yield test
+
+    def counted_arguments(self, function: ast.AST) -> Iterator[tuple[ast.Call, list[Any]]]:
+        """The calls of a function that get counters, with their places or keywords."""
+        counters = self.counters(function)
+        for one in self.parts(function):
+            if isinstance(one, ast.Call):
+                given = [*enumerate(one.args), *((key.arg, key.value) for key in one.keywords)]
+                found = [key for key, value in given if _is_counter(value, counters)]
+                if found:
+                    yield one, found
+
+    def note_counters(self, function: ast.AST, names: set[str]) -> None:
+        """Note that parameters of a function get counters, by a call that the file doesn't tell."""
+        if not names <= self.counters(function):
+            self._given[function] |= names
+            self.__dict__.pop("_passed", None)
+            known = {test.node for test in self.tests}
+            for one, tests in self._tests.items():
+                tests += [test for test in self._tests_of(one) if test.node not in known]
 
     def _test(self, node: ast.If | ast.IfExp, function: ast.AST) -> Test | None:
         for counters in (self.counters(function) | self._states, self._ranks):
@@ -322,6 +351,7 @@ class Source(Tree):
     def _passed(self) -> Mapping[ast.AST, set[str]]:
         """The parameters of functions that get counters."""
         found: dict[ast.AST, set[str]] = defaultdict(set)
+        found.update((function, {*names}) for function, names in self._given.items())
         calls = [one for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
         for call in calls:
             if last_name(call.func) in _SCHEDULES:
@@ -372,19 +402,34 @@ class Source(Tree):
         found: dict[str, list[ast.stmt]] = defaultdict(list)
         for one in ast.walk(self._tree):
             if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add | ast.Sub):
-                if isinstance(one.value, ast.Constant) and isinstance(one.value.value, int):
+                if _is_number(one.value):
                     found[ast.unparse(one.target)].append(one)
             elif isinstance(one, ast.Assign) and len(one.targets) == 1:
                 target = ast.unparse(one.targets[0])
                 if ast.unparse(one.value) in (f"{target} + 1", f"1 + {target}"):
                     found[target].append(one)
                 elif last_name(getattr(one.value, "func", one)) == "count":
-                    found[f"next({target})"] = []
+                    found[f"next({target})"].append(one)
             elif isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
                 added = one.value.func  # type: ignore[attr-defined]
                 if isinstance(added, ast.Attribute):
                     found[f"len({ast.unparse(added.value)})"].append(one)
+        for one in ast.walk(self._tree):
+            if isinstance(one, ast.Attribute) and not found.keys().isdisjoint(
+                ast.unparse(part) for part in ast.walk(self._properties.get(one.attr, ast.Pass()))
+            ):
+                found.setdefault(ast.unparse(one), [])
         return found
+
+    @cached_property
+    def _properties(self) -> dict[str, ast.expr]:
+        """The values that properties return, by their names."""
+        return {
+            one.name: one.body[-1].value
+            for one in self._functions
+            if "property" in map(last_name, one.decorator_list)
+            if isinstance(one.body[-1], ast.Return) and one.body[-1].value is not None
+        }
 
     def _aliases(self, function: ast.AST) -> Mapping[str, ast.expr]:
         """The expressions of names that are assigned once."""
@@ -397,7 +442,11 @@ class Source(Tree):
         return {
             name: values[0]
             for name, values in found.items()
-            if len(values) == 1 and isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
+            if len(values) == 1
+            and (
+                isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
+                or ast.unparse(values[0]) in self._added
+            )
         }
 
     def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> int:
@@ -412,6 +461,9 @@ class Source(Tree):
     def begins_at(self, test: Test, atom: ast.expr) -> int:
         """The first value of a counter at its test, in a function that begins anew each time."""
         added = self._added.get(ast.unparse(atom), ())
+        for one in added:
+            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call):  # itertools.count
+                return next((value_of(given, {}) or 0 for given in one.value.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
         return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
 
@@ -451,8 +503,8 @@ class Source(Tree):
 
     def is_used(self, function: ast.AST) -> bool:
         """True if a function, or the class whose method it is, is named anywhere else."""
-        if not isinstance(function, _FUNCTIONS):
-            return False
+        if not isinstance(function, _FUNCTIONS) or function in self._given:
+            return function in self._given
         owner = self._parents[function]
         return (owner.name if isinstance(owner, ast.ClassDef) else function.name) in self._used
 
@@ -477,12 +529,6 @@ class Source(Tree):
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
                 yield test.node.lineno if wanted else line
-
-    def _following(self, statement: ast.AST) -> list[ast.stmt]:
-        for _, block in ast.iter_fields(self._parents.get(statement, ast.Pass())):
-            if isinstance(block, list) and statement in block:
-                return list(block[block.index(statement) + 1 :])
-        return []
 
     def has_run(self, body: Sequence[ast.stmt], ran: Iterable[Place]) -> bool:
         """True if any of these places is in a block of statements."""
@@ -527,9 +573,12 @@ class Source(Tree):
             return [ast.Expr(test.node.body if outcome else test.node.orelse)]
         if outcome:
             return test.node.body
+        if test.node.orelse or not isinstance(test.node.body[-1], _LEAVES):
+            return test.node.orelse
         # Without an `else`, what follows if the body goes elsewhere.
-        leaves = not test.node.orelse and isinstance(test.node.body[-1], _LEAVES)
-        return self._following(test.node) if leaves else test.node.orelse
+        fields = ast.iter_fields(self._parents[test.node])
+        blocks = (one for _, one in fields if isinstance(one, list) and test.node in one)
+        return next((one[one.index(test.node) + 1 :] for one in blocks), [])
 
     def _comes(self, test: Test, *, wanted: bool) -> bool:
         """True if a counter may still get a value with which the test has this outcome."""
@@ -537,10 +586,12 @@ class Source(Tree):
             return True
         ((name, value),) = test.values.items()
         now, total = int(value), test.totals.get(name)
-        coming = range(now + 1, now + FUTURE if total is None else min(total, now + FUTURE) + 1)
+        coming = [range(now + 1, now + FUTURE if total is None else min(total, now + FUTURE) + 1)]
         if self.falls(test.atoms[name]):
-            coming = range(now - 1, now - FUTURE, -1)
-        return any(test.outcome({name: number}, test.names) is wanted for number in coming)
+            coming = [range(now - 1, now - FUTURE, -1)]
+        elif total is None and test.each > 1:  # samples or tokens
+            coming.append(range(now + test.each, now + FUTURE * test.each, test.each))
+        return any(test.outcome({name: number}, test.names) is wanted for number in chain(*coming))
 
     # -- code that may allocate -----------------------------------------------------------------
 
@@ -667,6 +718,16 @@ def _is_counter(node: ast.expr, counters: set[str]) -> bool:
     return any(_is_counter(one, counters) for one in parts)
 
 
+def _is_number(node: ast.expr) -> bool:
+    """True for a whole number that is added, as of samples: `len(batch) * ranks`."""
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int)
+    name = last_name(node.func if isinstance(node, ast.Call) else node)
+    return _NUMBER.fullmatch(name) is not None
+
+
 def _sign(added: ast.stmt) -> int:
     """-1 for a counter that is counted down."""
     return -1 if isinstance(getattr(added, "op", None), ast.Sub) else 1
@@ -680,7 +741,7 @@ def _evaluable(node: ast.expr) -> ast.expr | None:
     return node if is_safe(node) else None
 
 
-def is_safe(node: ast.expr, calls: Sequence[str] = SAFE_CALLS) -> bool:
+def is_safe(node: ast.expr, calls: Sequence[str] = PURE_CALLS) -> bool:
     """True for an expression that may be evaluated: it changes nothing."""
     return all(
         isinstance(one, (*_SAFE, ast.Slice, ast.IfExp))

@@ -32,7 +32,7 @@ from tuner.emulator.inside.failing import send
 from tuner.emulator.inside.faults import guarded, note
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.notes import NOTE, UNIFORM, alias, is_known, note_known, noted
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 
 _FIRST = 32
 """Made-up tokens begin here: special ones are often the first of a vocabulary."""
@@ -343,32 +343,27 @@ class Decoding:
     def _follow_calls(self, module: Any) -> None:
         owner_name, name = GENERATES[module.__name__]
         owner = getattr(module, owner_name, None)
-        call = None if owner is None else vars(owner).get(name)
-        if call is None:
+        if owner is None or name not in vars(owner):
             return
 
-        @functools.wraps(call)
-        def run_and_note(*args: Any, **kwargs: Any) -> Any:
+        @replaces(owner, name)
+        def run_and_note(call: Any, *args: Any, **kwargs: Any) -> Any:
             with self._phase(), self._loop():
                 return call(*args, **kwargs)
-
-        setattr(owner, name, run_and_note)
 
     def _follow_loops(self, module: Any) -> None:
         """Follow the loops of `transformers.generation.utils`, at the head of each round."""
         mixin = module.GenerationMixin
-        check = getattr(mixin, "_has_unfinished_sequences", None)
-        if check is None:  # releases before 4.39
+        if not hasattr(mixin, "_has_unfinished_sequences"):  # releases before 4.39
             return
 
-        def check_and_note(model: Any, *args: Any, **kwargs: Any) -> Any:
-            goes_on = check(model, *args, **kwargs)
-            frame = sys._getframe(1)
+        @replaces(mixin, "_has_unfinished_sequences")
+        def check_and_note(check: Any, *args: Any, **kwargs: Any) -> Any:
+            goes_on = check(*args, **kwargs)
+            frame = sys._getframe(2)
             if self._loops and frame.f_code.co_name == "_sample":
                 self._loops[-1].at_head(frame, goes_on=bool(goes_on))
             return goes_on
-
-        mixin._has_unfinished_sequences = check_and_note
 
     @contextmanager
     def _loop(self) -> Iterator[None]:
@@ -466,7 +461,7 @@ class _Loop:
         self._known.add(pattern.repeated)
         self._is_watched = False
         held = _Held(values)
-        if held.has_all(pattern.live):
+        if all(entry["addr"] in held.tensors for entry in pattern.live.values()):
             self._jump(pattern, held, left)
 
     def _jump(self, pattern: _Pattern, held: _Held, left: int) -> None:
@@ -558,7 +553,7 @@ class _Held:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.most = sys.maxsize
         """Tokens until a sliding window is full."""
-        self._tensors: dict[int, list[torch.Tensor]] = {}
+        self.tensors: dict[int, list[torch.Tensor]] = {}
         self._objects: list[Any] = []
         self._seen: set[int] = set()
         for value in values.values():
@@ -571,7 +566,7 @@ class _Held:
             self._seen.add(id(value))
             if value.is_cuda and value.layout is torch.strided:
                 address = value.untyped_storage().data_ptr()
-                self._tensors.setdefault(address, []).append(value)
+                self.tensors.setdefault(address, []).append(value)
         elif isinstance(value, dict | UserDict):
             for one in value.values():
                 self._search(one, depth - 1)
@@ -586,10 +581,6 @@ class _Held:
                 self.most = min(self.most, window - length - LAST)
             for one in vars(value).values():
                 self._search(one, depth - 1)
-
-    def has_all(self, live: Mapping[_Block, dict[str, Any]]) -> bool:
-        """True if each block is that of tensors which can be given another one."""
-        return all(entry["addr"] in self._tensors for entry in live.values())
 
     def counters(self) -> Iterator[tuple[Any, str, int]]:
         """The whole numbers of a cache: of attributes, and of tensors with one element."""
@@ -616,13 +607,13 @@ class _Held:
         found: dict[_Block, Any] = {}
         self._before: dict[_Block, list[tuple[torch.Tensor, _Layout]]] = {}
         for block, entry in live.items():
-            tensors = self._tensors[entry["addr"]]
+            tensors = self.tensors[entry["addr"]]
             found[block] = tensors[0].untyped_storage()
             self._before[block] = [(one, _Layout(one, entry["size"])) for one in tensors]
             bases = [one._base for one in tensors if one._base is not None]  # they keep the block
             for one in (*tensors, *bases):
                 one.data = torch.empty(0, dtype=one.dtype, device=one.device)
-        self._tensors.clear()
+        self.tensors.clear()
         return found
 
     def take_up(

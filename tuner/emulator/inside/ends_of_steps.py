@@ -9,7 +9,6 @@ parameters. If neither is seen, as with a library's own kernels, backward passes
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import weakref
@@ -22,6 +21,7 @@ import torch
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.mode import is_traced
 from tuner.emulator.inside.owners import Trainers, addresses, unwrapped
+from tuner.emulator.inside.process import replaces
 
 OPTIMIZER = ""
 UPDATES = "writes to parameters"
@@ -70,16 +70,12 @@ class Steps:
 
     def install(self) -> None:
         """Note whether the program makes an optimizer."""
-        optimizer: Any = torch.optim.Optimizer
-        make = optimizer.__init__
 
-        @functools.wraps(make)
-        def made(this: Any, *args: Any, **kwargs: Any) -> None:
+        @replaces(torch.optim.Optimizer, "__init__")
+        def made(make: Any, *args: Any, **kwargs: Any) -> None:
             self._made_optimizer = True
-            self._made(sys._getframe(1))
-            make(this, *args, **kwargs)
-
-        optimizer.__init__ = made
+            self._made(sys._getframe(2))
+            make(*args, **kwargs)
 
     # -- optimizers -----------------------------------------------------------------------------
 

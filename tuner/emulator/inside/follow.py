@@ -27,7 +27,7 @@ from tuner.emulator.inside.host_memory import HostMemory, anonymous_bytes
 from tuner.emulator.inside.lines import called_around, in_a_forward, program_line
 from tuner.emulator.inside.memory import MemoryWatch, run_phase
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.process import end_when_told, when_imported
+from tuner.emulator.inside.process import end_when_told, replaces, when_imported
 from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.shortening import WORTHWHILE, Budget, Shortening
 
@@ -418,11 +418,8 @@ class Follower:
             when_imported(module, functools.partial(self._follow_module, calls))
         import torch
 
-        modules = torch.nn.Module
-        train = modules.train
-
-        @functools.wraps(train)
-        def train_and_note(model: Any, mode: bool = True) -> Any:
+        @replaces(torch.nn.Module, "train")
+        def train_and_note(train: Any, model: Any, mode: bool = True) -> Any:
             self._calls_train += 1
             try:
                 return train(model, mode)
@@ -430,8 +427,6 @@ class Follower:
                 self._calls_train -= 1
                 if not self._calls_train and self._has_trained:
                     self._note_mode(mode)
-
-        modules.train = train_and_note  # type: ignore[assignment]
 
     @guarded("the mode of a model")
     def _note_mode(self, trains: bool) -> None:

@@ -29,7 +29,7 @@ import torch
 from tuner.core.sparse import TensorEntry, read_header, says_hollow, write_hollow
 from tuner.emulator.inside.host_memory import note_memory
 from tuner.emulator.inside.notes import FLOATS
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 from tuner.emulator.inside.transfers import FRESH_BYTES
 
 if TYPE_CHECKING:
@@ -336,17 +336,13 @@ def _save_here(module: Any) -> None:
 
 
 def _save_tensors_here(module: Any) -> None:
-    write = module.serialize_file
-
-    @functools.wraps(write)
-    def write_here(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(module, "serialize_file")
+    def write_here(write: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         entries = [_entry(name, one) for name, one in tensors.items()]
         large = sum(entry.size_bytes for entry in entries if entry) > LARGE_FILE_BYTES
         if large and all(entries):
             return write_hollow(Path(filename), list(filter(None, entries)))
         return write(tensors, filename, *args, **kwargs)
-
-    module.serialize_file = write_here
 
 
 class _SparseFile:

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
+import inspect
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +30,7 @@ from tuner.emulator.inside.branches import (
     BUILTINS,
     FUTURE,
     ON_DEVICE,
-    SAFE_CALLS,
+    PURE_CALLS,
     Counting,
     Place,
     Source,
@@ -117,10 +120,6 @@ class _Ramps:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def of(self, function: ast.AST) -> list[_Ramp]:
-        """The ramps in a function."""
-        return self._found.get(function, [])
-
     def see(self, ramp: _Ramp, names: Mapping[str, Any], line: int, *, is_cut: bool) -> None:
         """Note the size of a ramp at the end of a step, in `line` of its function."""
         value = value_of(ramp.atom, names)
@@ -128,12 +127,6 @@ class _Ramps:
             ramp.values = self._source.values(ramp.node, ramp.atom, names)
             value += self._source.shift(ramp.node, ramp.atom, line)
             ramp.see(value, names, is_cut=is_cut)
-
-    def look_back(self, ramp: _Ramp, done: int) -> None:
-        """Note the sizes of a ramp in a function that no step ended in."""
-        ramp.values = self._source.values(ramp.node, ramp.atom, self._source.globals)
-        for value in range(done + 1):
-            ramp.see(value, self._source.globals)
 
     def sizes(self, line: int) -> bool:
         """True if the items of the loop in a line are sizes."""
@@ -144,17 +137,9 @@ class _Ramps:
             for node in ast.walk(getattr(loop, "target", ast.Pass()))
         )
 
-    def growing(self, steps_left: int | None) -> Iterator[int]:
-        """The lines of sizes that will be larger than all that were seen."""
-        return (one.node.lineno for one in self.all if one.grows(steps_left))
-
     @cached_property
-    def all(self) -> list[_Ramp]:
-        """The ramps of all functions."""
-        return [one for found in self._found.values() for one in found]
-
-    @cached_property
-    def _found(self) -> Mapping[ast.AST, list[_Ramp]]:
+    def found(self) -> Mapping[ast.AST, list[_Ramp]]:
+        """The ramps by the function that they are in."""
         found: dict[ast.AST, list[_Ramp]] = defaultdict(list)
         for function in self._source.bodies:
             sizes = {*self._sizes(function)}
@@ -164,7 +149,7 @@ class _Ramps:
                 if (
                     isinstance(test, ast.Name)
                     or len(counting.atoms) != 1
-                    or not is_safe(test, (*SAFE_CALLS, "get"))
+                    or not is_safe(test, (*PURE_CALLS, "get"))
                 ):
                     continue
                 expression = ast.fix_missing_locations(ast.Expression(test))
@@ -225,12 +210,8 @@ def _is_plain(name: str, names: Mapping[str, Any]) -> bool:
     if name == "__0" or name not in names or is_of_torch(value):
         return False
     if isinstance(value, list | tuple):
-        return _is_of_host(value)
+        return not getattr(value[0] if value else None, "is_cuda", False)
     return isinstance(value, dict) or not hasattr(value, "get")  # a queue's takes something away
-
-
-def _is_of_host(values: Sequence[Any]) -> bool:
-    return not getattr(values[0] if values else None, "is_cuda", False)
 
 
 MOST_SHOWN = 20
@@ -282,6 +263,8 @@ class Horizon:
             if not loops and not is_in_loop:
                 continue
             names = _names(one)
+            if self._done <= MOST_CALLS:
+                self._follow_calls(source, function, names)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     before = {*test.taken}
@@ -293,7 +276,7 @@ class Horizon:
                             if len(test.kept[outcome]) == 1:
                                 test.taken.discard(outcome)
             ramps = self._ramps.setdefault(source.name, _Ramps(source))
-            for ramp in ramps.of(function):
+            for ramp in ramps.found.get(function, ()):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
                     ramps.see(ramp, names, line, is_cut=bool(self._cut))
             totals += [_progress(loop, names) for loop in loops]
@@ -301,6 +284,21 @@ class Horizon:
             del names
         if not self._cut:
             self._note_total(totals[::-1])
+
+    def _follow_calls(self, source: Source, function: ast.AST, names: dict[str, Any]) -> None:
+        """Note counters that go to callbacks, and to functions of other files."""
+        for call, given in source.counted_arguments(function):
+            for callee in _callees(call, source, names):
+                code, first = _code_of(callee)
+                if code is None or package_of(code.co_filename) is not None:
+                    continue
+                name, line = joined(code.co_filename, code.co_firstlineno)
+                other = self._source(name)
+                found = other.function_of(code.co_name, line) if other is not None else None
+                if other is not None and found is not None:
+                    known = code.co_varnames[first : code.co_argcount + code.co_kwonlyargcount]
+                    places = dict(enumerate(known))
+                    other.note_counters(found, {places.get(key, key) for key in given} & {*known})
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
@@ -424,10 +422,13 @@ class Horizon:
                     found += [(source.name, line) for line in source.left_by(test, ran)]
                     found += [(source.name, test.node.lineno)] * source.keeps(test, ran)
             ramps = self._ramps.setdefault(source.name, _Ramps(source))
-            for ramp in ramps.all:
+            for ramp in itertools.chain(*ramps.found.values()):
                 if ramp.function not in self._on_stack and source.is_used(ramp.function):
-                    ramps.look_back(ramp, done)
-            found += [(source.name, line) for line in ramps.growing(self.steps_left)]
+                    ramp.values = source.values(ramp.node, ramp.atom, source.globals)
+                    for value in range(done + 1):
+                        ramp.see(value, source.globals)
+                if ramp.grows(self.steps_left):
+                    found.append((source.name, ramp.node.lineno))
             found += [
                 place for place in larger if place[0] == source.name and ramps.sizes(place[1])
             ]
@@ -456,6 +457,28 @@ def _names(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def _callees(call: ast.Call, source: Source, names: Mapping[str, Any]) -> Iterator[Any]:
+    """What a call calls; of a loop over callbacks, each."""
+    for loop in source.up(call):
+        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
+            items = value_of(loop.iter, names)
+            for item in items if isinstance(items, list | tuple) else ():
+                yield value_of(call.func, {**names, loop.target.id: item})
+    yield value_of(call.func, names)
+
+
+def _code_of(callee: Any) -> tuple[CodeType | None, int]:
+    """The code of a function of the program, and the number of arguments that are given before."""
+    first = 0
+    while isinstance(callee, functools.partial):
+        first, callee = first + len(callee.args), callee.func
+    if not inspect.isroutine(callee):
+        callee = getattr(callee, "__call__", None)  # noqa: B004 - the method itself
+    if inspect.ismethod(callee):
+        first, callee = first + 1, callee.__func__
+    return getattr(inspect.unwrap(callee), "__code__", None), first
+
+
 def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
     """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
@@ -465,6 +488,7 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is
             test.code, test.taken = None, {False}
             return
         values[name] = value + source.shift(test.node, atom, line)
+        test.each = max(test.each, int(values[name] - test.values.get(name, value)))
         all_values = source.values(test.node, atom, names)
         test.totals[name] = all_values[-1] if all_values else None
         if is_cut:

@@ -88,7 +88,9 @@ class HostMemory:
         if started < self._next_look_s:
             return
         below = descendants(os.getpid())
-        all_bytes = sum(map(share_bytes, [os.getpid(), *below])) if below else 0
+        # What n processes share counts 1/n in each.
+        files = [f"/proc/{pid}/smaps_rollup" for pid in (os.getpid(), *below) if below]
+        all_bytes = 1024 * sum(sum(_facts(file, _COUNTED)) for file in files)
         more = max(0, all_bytes - anonymous_bytes())
         self._workers[self._phase] = max(more, self._workers.get(self._phase, 0))
         ended = time.monotonic()
@@ -103,11 +105,6 @@ def note_memory(memory: mmap.mmap) -> None:
     device = device_core()
     device.emu_host_add(address, ctypes.c_size_t(len(memory)))
     weakref.finalize(memory, device.emu_host_remove, address).atexit = False
-
-
-def share_bytes(pid: int) -> int:
-    """Anonymous and shared memory of a process; what n processes share counts 1/n in each."""
-    return 1024 * sum(_facts(f"/proc/{pid}/smaps_rollup", _COUNTED))
 
 
 def anonymous_bytes() -> int:

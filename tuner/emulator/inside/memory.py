@@ -10,9 +10,11 @@ import bisect
 import functools
 import inspect
 import itertools
+import math
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, ModuleType
@@ -32,7 +34,7 @@ from tuner.emulator.inside.owners import (
     Sightings,
     addresses,
 )
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 
 Entry = Mapping[str, Any]
 """An entry of the allocator's history, with its "frames"."""
@@ -52,7 +54,8 @@ class _Refusals:
 
     def __init__(self, place_of: Callable[[Any], tuple[str, str]]) -> None:
         self._place_of = place_of
-        self._refused: list[dict[str, Any]] = []
+        self.all: list[dict[str, Any]] = []
+        self._round: Any = None
         self._stepped_us: dict[frozenset[Function], int] = {}
 
     def note(self, size: int) -> dict[str, Any]:
@@ -60,24 +63,30 @@ class _Refusals:
         device_core().emu_give_up_attempt()
         names = ("filename", "line", "name")
         frames = [dict(zip(names, one, strict=True)) for one in frames_of(sys._getframe(2))]
-        entry = {"size": size, "time_us": time.time_ns() // 1000, "frames": frames}
-        self._refused.append(entry)
+        entry = {"size": size, "time_us": _now_us(), "frames": frames, "round": self._round}
+        self.all.append(entry)
         thread = threading.current_thread()
         return {
-            "number": len(self._refused) - 1,
+            "number": len(self.all) - 1,
             "line": self._place_of(entry)[1] or None,
             "thread": "" if thread is threading.main_thread() else thread.name,
         }
+
+    def follow_batches(self, module: Any) -> None:
+        """Note each batch that a loop asks for: it is over with the one before."""
+
+        @replaces(module._BaseDataLoaderIter, "__next__")
+        def note_and_follow(following: Any, iterator: Any) -> Any:
+            self._round = weakref.ref(iterator)
+            for one in self.all:
+                if one["round"] is self._round:
+                    one.setdefault("over_us", _now_us())
+            return following(iterator)
 
     def note_step(self, time_us: int, frame: FrameType | None) -> None:
         """Note the functions in which a step ended."""
         own = ((file, name) for file, _, name in frames_of(frame) if package_of(file) is None)
         self._stepped_us[frozenset(own)] = time_us
-
-    @property
-    def times_us(self) -> list[int]:
-        """The times of the refusals."""
-        return [one["time_us"] for one in self._refused]
 
     def recovered(self, histories: Iterable[Iterable[Entry]]) -> list[int]:
         """The numbers of the requests whose line got as much or less later.
@@ -85,18 +94,21 @@ class _Refusals:
         So a search for the batch size goes on. Another line, as of a fallback to something else,
         does not tell that what was refused is not needed, nor does another caller: an evaluation
         and the training share the lines of their model. A call in another line counts if it trains,
-        or if the first call had got less before.
+        or if the first call had got less before. The next batch of a loop does not: what was
+        refused is a batch that was left out.
         """
         made = [e for history in histories for e in history if e["action"] == "alloc"]
-        return [n for n, one in enumerate(self._refused) if self._is_met(one, made)]
+        return [n for n, one in enumerate(self.all) if self._is_met(one, made)]
 
     def _is_met(self, refused: Entry, made: Sequence[Entry]) -> bool:
         place, own = self._place_of(refused), _own(refused)
         functions = _functions(own)
         less = [e for e in made if e["size"] <= refused["size"] and _own(e)[:1] == own[:1]]
+        over_us = refused.get("over_us", math.inf)
         has_got_less = any(_own(entry) == own for entry in less)
         for entry in less:
-            if entry["time_us"] <= refused["time_us"] or self._place_of(entry) != place:
+            is_later = refused["time_us"] < entry["time_us"] < over_us
+            if not is_later or self._place_of(entry) != place:
                 continue
             found = _own(entry)
             if _functions(found) <= functions and (has_got_less or self._trains(refused, found)):
@@ -181,7 +193,7 @@ class MemoryWatch:
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._steps_us: list[int] = []
         self._level = self._first_level = self._grown_for = 0
-        self._rounds: list[tuple[int, int, int]] = []
+        self.rounds: list[tuple[int, int, int]] = []
         self._trained_us = 0
         """The time at which the first forward pass began."""
         self._evaluated_us: list[int] = []
@@ -201,14 +213,13 @@ class MemoryWatch:
         """
         self.owners.install(made)
         when_reduced(self._note_gradients, functools.partial(self._note_gradients, kind=UNSHARDED))
+        when_imported("torch.utils.data.dataloader", self.refusals.follow_batches)
         torch.cuda._lazy_call(self._record)  # type: ignore[no-untyped-call]
-        reset: Any = torch._C._cuda_resetPeakMemoryStats
 
-        def keep_and_reset(device: int) -> None:
+        @replaces(torch._C, "_cuda_resetPeakMemoryStats")
+        def keep_and_reset(reset: Any, device: int) -> None:
             self._keep_peaks(device)
             reset(device)
-
-        torch._C._cuda_resetPeakMemoryStats = keep_and_reset
 
     @guarded("the history of the allocator")
     def _record(self) -> None:
@@ -300,14 +311,10 @@ class MemoryWatch:
         """The time, the allocated bytes and the steps at which a loader is read."""
         return _now_us(), allocated_bytes(), len(self._steps_us)
 
-    def note_round(self, began: Round) -> None:
-        """Note the beginning of a round of a loader that trains."""
-        self._rounds.append(began)
-
     @property
     def grows_by_round(self) -> bool:
         """True if each round of the training, as an epoch, leaves more than the one before."""
-        levels = [level for _, level, _ in self._rounds[1:]]
+        levels = [level for _, level, _ in self.rounds[1:]]
         grown = [later - before for before, later in itertools.pairwise(levels)]
         return len(grown) > 1 and min(grown) >= _GROWTH_BYTES
 
@@ -488,7 +495,7 @@ class MemoryWatch:
             return False
         time_us = entry["time_us"]
         began_us = [self._trained_us, *self._steps_us]
-        refused_us = self.refusals.times_us
+        refused_us = [one["time_us"] for one in self.refusals.all]
         place = bisect.bisect_left(refused_us, time_us)
         is_after = bisect.bisect_right(began_us, time_us)
         if place < len(refused_us) and bisect.bisect_right(began_us, refused_us[place]) == is_after:
@@ -505,8 +512,8 @@ class MemoryWatch:
         next epoch began without what was kept.
         """
         ends, next_us = self._steps_us, sys.maxsize
-        if len(self._rounds) > 1 and self._rounds[1][2] >= _GROWS_FROM:
-            next_us, _, steps = self._rounds[1]
+        if len(self.rounds) > 1 and self.rounds[1][2] >= _GROWS_FROM:
+            next_us, _, steps = self.rounds[1]
             ends = ends[:steps]
         if len(ends) < _GROWS_FROM:
             return []
@@ -647,37 +654,28 @@ def when_reduced(note: Note, note_kept: Note) -> None:
 
 
 def _watch_kept(note: Note, module: ModuleType) -> None:
-    parameters = module.FSDPParam
-    keep = parameters.to_accumulated_grad_if_needed
-
-    @functools.wraps(keep)
-    def keep_and_note(parameter: Any) -> None:
+    @replaces(module.FSDPParam, "to_accumulated_grad_if_needed")
+    def keep_and_note(keep: Any, parameter: Any) -> None:
         whole = getattr(parameter, "_unsharded_param", None)  # of a module that didn't run: none
         note([getattr(whole, "grad", None)])
         keep(parameter)
 
-    parameters.to_accumulated_grad_if_needed = keep_and_note
-
 
 def _watch_second(note: Note, module: ModuleType) -> None:
     """Watch FSDP2, which passes the gradients as an argument."""
-    reduce = module.foreach_reduce
 
-    @functools.wraps(reduce)
-    def foreach_reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(module, "foreach_reduce")
+    def note_and_reduce(
+        reduce: Any, parameters: Any, gradients: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         note(gradients)
         return reduce(parameters, gradients, *args, **kwargs)
-
-    module.foreach_reduce = foreach_reduce  # type: ignore[attr-defined]
 
 
 def _watch_first(note: Note, module: ModuleType) -> None:
     """Watch FSDP1, whose flat parameter has its gradient until it is reduced."""
-    reduce = module._reduce_grad
 
-    @functools.wraps(reduce)
-    def reduce_grad(state: Any, handle: Any) -> Any:
+    @replaces(module, "_reduce_grad")
+    def note_and_reduce(reduce: Any, state: Any, handle: Any) -> Any:
         note([getattr(handle.flat_param, "grad", None)])
         return reduce(state, handle)
-
-    module._reduce_grad = reduce_grad  # type: ignore[attr-defined]

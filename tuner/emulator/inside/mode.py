@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tuner.emulator.inside.core import Repeats, Rule
 from tuner.emulator.inside.faults import note
 from tuner.emulator.inside.operators import OPENED, inner_of, is_composite
+from tuner.emulator.inside.process import replaces
 from tuner.emulator.inside.values import Handler, Values
 
 Observer = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[int, float, float] | None]
@@ -238,31 +239,26 @@ def _is_plain(kind: type) -> bool:
 
 def _enter_in_new_threads(mode: EmulatorMode) -> None:
     """Enter the mode in new Python threads: unlike autograd's, they don't inherit the modes."""
-    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
-    def begin_with_mode(thread: threading.Thread) -> None:
+    @replaces(threading.Thread, "_bootstrap_inner")
+    def begin_with_mode(begin: Any, thread: threading.Thread) -> None:
         torch._C._push_on_torch_dispatch_stack(mode)
         try:
             begin(thread)
         finally:
             torch._C._pop_torch_dispatch_stack(None)
 
-    threading.Thread._bootstrap_inner = begin_with_mode  # type: ignore[attr-defined]
-
 
 def _enter_when_printing(mode: EmulatorMode) -> None:
     """Enter the mode to print tensors: PyTorch leaves all modes and would read no real values."""
     from torch import _tensor_str
 
-    describe = _tensor_str._str_intern
-
-    def describe_under_mode(inp: torch.Tensor, **kwargs: Any) -> str:
+    @replaces(_tensor_str, "_str_intern")
+    def describe_under_mode(describe: Any, inp: torch.Tensor, **kwargs: Any) -> str:
         if type(inp) in {torch.Tensor, torch.nn.Parameter} and inp.is_cuda:
             with mode:
-                return str(describe(inp, **kwargs))  # type: ignore[no-untyped-call]
-        return str(describe(inp, **kwargs))  # type: ignore[no-untyped-call]
-
-    _tensor_str._str_intern = describe_under_mode
+                return str(describe(inp, **kwargs))
+        return str(describe(inp, **kwargs))
 
 
 def _spare_lookups() -> None:
@@ -272,12 +268,9 @@ def _spare_lookups() -> None:
     """
     from torch._library import simple_registry
 
-    find = simple_registry.find_torch_dispatch_rule
-
-    def find_of_others(op: Any, torch_dispatch_class: type) -> Any:
+    @replaces(simple_registry, "find_torch_dispatch_rule")
+    def find_of_others(find: Any, op: Any, torch_dispatch_class: type) -> Any:
         return None if torch_dispatch_class is EmulatorMode else find(op, torch_dispatch_class)
-
-    simple_registry.find_torch_dispatch_rule = find_of_others
 
 
 _DEVICE_KEYS = ("CUDA", "CompositeExplicitAutograd")
@@ -285,18 +278,14 @@ _DEVICE_KEYS = ("CUDA", "CompositeExplicitAutograd")
 
 def follow_python_kernels(mode: EmulatorMode) -> None:
     """Have kernels that are registered for CUDA from now on run with `mode`."""
-    registry: Any = torch.library.Library
-    register = registry.impl
 
-    @functools.wraps(register)
+    @replaces(torch.library.Library, "impl")
     def register_followed(
-        library: Any, name: Any, kernel: Any, dispatch_key: str = "", **options: Any
+        register: Any, library: Any, name: Any, kernel: Any, dispatch_key: str = "", **options: Any
     ) -> Any:
         if callable(kernel) and dispatch_key in _DEVICE_KEYS and not options.get("with_keyset"):
             kernel = _followed(kernel, mode)
         return register(library, name, kernel, dispatch_key, **options)
-
-    registry.impl = register_followed
 
 
 def _followed(kernel: Callable[..., Any], mode: EmulatorMode) -> Callable[..., Any]:

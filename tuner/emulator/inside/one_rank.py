@@ -20,7 +20,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 
 STANDS_FOR: dict[str, int] = {}
 """The number of ranks that this process stands for, as "ranks", once it has joined a group."""
@@ -139,9 +139,10 @@ def launch_without_others() -> None:
 
 def _replace_launcher(module: ModuleType) -> None:
     api: Any = module
-    launch, agent = api.launch_agent, api.LocalElasticAgent
+    agent = api.LocalElasticAgent
 
-    def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(api, "launch_agent")
+    def launch_agent(launch: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         if config.max_nodes > 1:
             api.LocalElasticAgent = _agent(agent, config.max_nodes)
             # As in `torchrun --standalone`: its own store, on a free port.
@@ -155,8 +156,6 @@ def _replace_launcher(module: ModuleType) -> None:
                 local_addr=None,
             )
         return launch(config, *args, **kwargs)
-
-    api.launch_agent = launch_agent
 
 
 def _agent(real: Any, machines: int) -> type:

@@ -6,7 +6,6 @@ object lives longer for it. So neither the garbage collector nor the program has
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
@@ -20,6 +19,7 @@ from tuner.core.kinds import MemoryCategory
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import is_generated, package_of
 from tuner.emulator.inside.notes import STRIDED, parts_of
+from tuner.emulator.inside.process import replaces
 
 TRAINED, FROZEN, GRADIENT, STATE = "trained", "frozen", "gradients", "optimizer_state"
 
@@ -88,20 +88,16 @@ class Owners:
 
         torch.nn.modules.module.register_module_parameter_registration_hook(parameter_added)
         torch.nn.modules.module.register_module_buffer_registration_hook(buffer_added)
-        methods: Any = module
-        set_state, apply = methods.__setstate__, methods._apply
 
-        @functools.wraps(set_state)
-        def copied_or_unpickled(owner: torch.nn.Module, state: Any) -> None:
+        @replaces(module, "__setstate__")
+        def copied_or_unpickled(set_state: Any, owner: torch.nn.Module, state: Any) -> None:
             set_state(owner, state)
             follow(owner)
 
-        @functools.wraps(apply)
-        def moved(owner: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module, "_apply")
+        def moved(apply: Any, *args: Any, **kwargs: Any) -> Any:
             tell()
-            return apply(owner, *args, **kwargs)
-
-        methods.__setstate__, methods._apply = copied_or_unpickled, moved
+            return apply(*args, **kwargs)
 
     def _follow(self, module: torch.nn.Module) -> None:
         self._modules[id(module)] = weakref.ref(module)

@@ -77,11 +77,6 @@ class Prices:
         return float(found[0, 0])
 
 
-def has_own_rules(func: Any) -> bool:
-    """True if an operator is priced by rules on its arguments, not by its launches."""
-    return func.namespace in _OWN_RULES
-
-
 class _Describer:
     """Turns calls into works, by the same rules as a trace."""
 
@@ -281,11 +276,6 @@ def any_on_device(values: Iterable[Any]) -> bool:
     return False
 
 
-def shapes_of(out: Any) -> Any:
-    """The shapes of results, which matter if values decide them."""
-    return out.shape if isinstance(out, _Tensor) else tuple([t.shape for t in tensors_in(out)])
-
-
 def sides_of(value: Any) -> Any:
     """For each tensor, True if on the device; matters for copies to or from the host."""
     if isinstance(value, _Tensor):
@@ -303,13 +293,6 @@ def label_of_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     ]
     more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
     return f"{func._schema.name}({', '.join(shapes[:4])}{more})"
-
-
-def label_of_work(work: Work) -> str:
-    """The operator's name, with the sizes of a product."""
-    if work.shape is None:
-        return work.name
-    return f"{work.name}({' x '.join(map(str, work.shape))})"
 
 
 _NS = 1e9
@@ -433,7 +416,7 @@ class Pricer:
             for name, value in kwargs.items():
                 parts += (name, key_of(value, kind))
             if kind.is_dynamic:
-                parts.append(shapes_of(out))
+                parts.append(tuple([t.shape for t in tensors_in(out)]))
             if kind.sides_matter:
                 parts += (sides_of(args), sides_of(out))
             key = tuple(parts)
@@ -593,7 +576,7 @@ class Pricer:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Price | None:
         works = self._describer.works_of(func, args, kwargs, out)
-        if works and not has_own_rules(func) and all(work.flops == 0 for work in works):
+        if works and func.namespace not in _OWN_RULES and all(work.flops == 0 for work in works):
             works = self._inside() or works
         if not works:
             return None
@@ -625,7 +608,8 @@ class Pricer:
             if found is None:
                 work = product_work(launch) if launch.product else _unpriced(launch.name)
                 source = "operator" if launch.product else "launch"
-                described = Described(label_of_work(work), source, (work,), 1)
+                sizes = "" if work.shape is None else f"({' x '.join(map(str, work.shape))})"
+                described = Described(f"{work.name}{sizes}", source, (work,), 1)
                 found = self._known[key] = self._add(described)
             self._count(found)
 

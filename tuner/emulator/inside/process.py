@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
+from typing import Any
 
 from tuner.emulator.here import TELL_SIGNAL, TIMEOUT
 from tuner.emulator.inside.faults import guarded
@@ -26,6 +28,20 @@ def when_imported(name: str, then: Then) -> None:
         then(module)
     else:
         sys.meta_path.insert(0, _Watch(name, then))
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """A decorator of what runs in place of a function of `owner`, which it gets first."""
+    original = getattr(owner, name)
+
+    def replace(function: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, run)
+
+    return replace
 
 
 class _Watch(importlib.abc.MetaPathFinder):

@@ -151,16 +151,14 @@ def _totals(row: Any) -> Iterator[tuple[str, int]]:
             yield str(name), value
         elif isinstance(value, list) and _is_numbers(value):
             yield str(name), int(sum(value))
-        elif 0 < getattr(value, "nbytes", 0) <= _MOST_NUMBERS and _is_integers(value):
+        elif 0 < getattr(value, "nbytes", 0) <= _MOST_NUMBERS and str(value.dtype).endswith(
+            ("int32", "int64")
+        ):
             yield str(name), int(value.sum())
 
 
 def _is_row(row: Any) -> bool:
     return isinstance(row, list | tuple) and not _is_numbers(row)
-
-
-def _is_integers(value: Any) -> bool:
-    return any(word in str(value.dtype) for word in ("int32", "int64"))
 
 
 def _names_file(row: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import empty
 
 from tuner.emulator.inside.lines import Unknowns, calling_package
-from tuner.emulator.inside.made_up import MadeUp, Spread, spreads
+from tuner.emulator.inside.made_up import MadeUp, spreads
 from tuner.emulator.inside.notes import (
     ASSUMED,
     AT_MOST,
@@ -233,13 +233,9 @@ class Settling:
         self.unknowns = Unknowns()
         self.failures: dict[str, str] = {}
         """The reason why the CPU could not compute an operator, by operator."""
-        self._spreads = spreads(made_up)
+        self.spreads = spreads(made_up)
 
     # -- operators that return new tensors ---------------------------------------------------------
-
-    def spread_of(self, full_name: str) -> Spread | None:
-        """The function that writes the indices this operator chooses by unknown floats, if any."""
-        return self._spreads.get(full_name)
 
     def returned(self, operator: Operator) -> Handler:
         """The handler of an operator that returns new tensors."""
@@ -282,14 +278,17 @@ class Settling:
         if single and out.dtype is torch.bool and self._is_uniform(operator, args, out):
             return out
         outs = (out,) if single else out
-        integers = any(isinstance(one, _Tensor) and _has_integers(one) for one in outs)
+        integers = any(  # in a sparse tensor they are its elements' places
+            isinstance(one, _Tensor) and (one.dtype in LIMITS or one.layout is not STRIDED)
+            for one in outs
+        )
         reading = Reading(self.made_up if integers else None)
         if not operator.computes or _is_too_many(operator, outs):
             reading.unknown = True
         cpu_args = reading.positional(operator, args)
         cpu_kwargs = reading.named(kwargs)
-        if reading.guessed and operator.full_name in self._spreads:
-            self._spreads[operator.full_name](args, kwargs, out)
+        if reading.guessed and operator.full_name in self.spreads:
+            self.spreads[operator.full_name](args, kwargs, out)
             for one in outs:
                 if one.dtype in LIMITS:
                     note_origin(one, ASSUMED)
@@ -403,7 +402,8 @@ class Settling:
 
         def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             out = func(*args, **kwargs)
-            if not isinstance(out, _Tensor) or is_wanted(out) or _is_noted(out, operator):
+            is_noted = getattr(out, "is_cuda", False) and (operator.fills or noted(out) is not None)
+            if not isinstance(out, _Tensor) or is_wanted(out) or is_noted:
                 settle(operator, args, kwargs)
             return out
 
@@ -526,11 +526,6 @@ def is_wanted(tensor: torch.Tensor) -> bool:
     return tensor.dtype in LIMITS or tensor.layout is not STRIDED
 
 
-def _has_integers(tensor: torch.Tensor) -> bool:
-    """True if a tensor has integers; in a sparse tensor they are its elements' places."""
-    return tensor.dtype in LIMITS or tensor.layout is not STRIDED
-
-
 def _is_too_many(operator: Operator, outs: Any) -> bool:
     """True if all tensors of `outs` are too large to compute."""
     for one in outs:
@@ -558,11 +553,6 @@ def _is_filled(target: torch.Tensor, args: tuple[Any, ...]) -> bool:
             note_uniform(target, value)
         return True
     return noted(target) is None
-
-
-def _is_noted(target: torch.Tensor, operator: Operator) -> bool:
-    """True if a CUDA tensor with many floats has a note or gets one."""
-    return target.is_cuda and (operator.fills or noted(target) is not None)
 
 
 def _is_open(operator: Operator, target: torch.Tensor) -> bool:

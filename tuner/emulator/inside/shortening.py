@@ -26,7 +26,7 @@ from tuner.emulator.inside.core import DeviceCore
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 from tuner.emulator.inside.rounds import loops
 from tuner.emulator.inside.row_sizes import (
     ALL,
@@ -184,13 +184,12 @@ class Shortening:
     # -- loaders --------------------------------------------------------------------------------
 
     def _shorten_loaders(self, module: Any) -> None:
-        loaders, iterators = module.DataLoader, module._BaseDataLoaderIter
+        loaders, shortening = module.DataLoader, self
         whole: Any = loaders._index_sampler
-        begin, following = loaders.__iter__, iterators.__next__
-        shortening = self
+        loaders._index_sampler = property(lambda loader: _Chosen(whole.fget(loader), loader, self))
 
-        @functools.wraps(begin)
-        def begin_and_note(loader: Any) -> Any:
+        @replaces(loaders, "__iter__")
+        def begin_and_note(begin: Any, loader: Any) -> Any:
             if loader in shortening._trained:
                 shortening._before_training()
             iterator = begin(loader)
@@ -203,8 +202,8 @@ class Shortening:
             iterator._tuner_left = left
             return iterator
 
-        @functools.wraps(following)
-        def follow_to_the_end(iterator: Any) -> Any:
+        @replaces(module._BaseDataLoaderIter, "__next__")
+        def follow_to_the_end(following: Any, iterator: Any) -> Any:
             if shortening._evaluates():
                 shortening._memory.note_evaluated()
             started = time.perf_counter()
@@ -224,10 +223,6 @@ class Shortening:
                 if shortening._backwards > getattr(iterator, "_tuner_began", 0):
                     shortening._after_training()
                 raise
-
-        loaders._index_sampler = property(lambda loader: _Chosen(whole.fget(loader), loader, self))
-        loaders.__iter__ = begin_and_note
-        iterators.__next__ = follow_to_the_end
 
     def _is_left(self, began: int) -> None:
         """Note that a loop over a loader was left before its end."""
@@ -281,7 +276,7 @@ class Shortening:
         if trains:
             self._trained.add(loader)
             self.epochs += 1
-            self._memory.note_round(round_began)
+            self._memory.rounds.append(round_began)
             self._goes_on = goes_on and self._budget.affords(left + len(batches), cost)
         if goes_on:
             if not is_known:
@@ -456,12 +451,12 @@ class Shortening:
 
     def _end_epochs(self, module: Any) -> None:
         """Evaluate and save at the end of the first epoch where it is asked for at any time."""
-        flow = module.DefaultFlowCallback
-        end = flow.on_epoch_end
 
-        @functools.wraps(end)
-        def end_training(callback: Any, args: Any, state: Any, control: Any, **more: Any) -> Any:
-            control = end(callback, args, state, control, **more)
+        @replaces(module.DefaultFlowCallback, "on_epoch_end")
+        def end_training(
+            end: Any, flow: Any, args: Any, state: Any, control: Any, **more: Any
+        ) -> Any:
+            control = end(flow, args, state, control, **more)
             if self._done < self._steps:
                 return control
             evaluates = _word(
@@ -480,15 +475,11 @@ class Shortening:
             control.should_training_stop = True
             return control
 
-        flow.on_epoch_end = end_training
-
     def _end_lightning_epochs(self, module: Any) -> None:
         """Validate and stop where a shortened loader ends: Lightning counts on its length."""
-        loops = module._TrainingEpochLoop
-        advance = loops.advance
 
-        @functools.wraps(advance)
-        def advance_or_end(loop: Any, fetcher: Any) -> None:
+        @replaces(module._TrainingEpochLoop, "advance")
+        def advance_or_end(advance: Any, loop: Any, fetcher: Any) -> None:
             try:
                 advance(loop, fetcher)
             except StopIteration:
@@ -500,8 +491,6 @@ class Shortening:
                     trainer.should_stop = True
                     loop.on_advance_end(fetcher)
                 raise
-
-        loops.advance = advance_or_end
 
 
 def _word(value: Any) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from tuner.cost.operators.timeline import Work
 from tuner.emulator.inside.pricing import Described, Pricer
-from tuner.emulator.inside.process import when_imported
+from tuner.emulator.inside.process import replaces, when_imported
 from tuner.emulator.rates import gpu_from_dict
 
 _FEW = {
@@ -55,10 +55,9 @@ class _Inside:
 
     def watch_triton(self, module: ModuleType) -> None:
         """Price each launch of a kernel that is written in Triton."""
-        original = module.CompiledKernel.launch_metadata
 
-        @functools.wraps(original)
-        def launch_metadata(kernel: Any, grid: Any, stream: Any, *args: Any) -> Any:
+        @replaces(module.CompiledKernel, "launch_metadata")
+        def launch_metadata(launch: Any, kernel: Any, grid: Any, stream: Any, *args: Any) -> Any:
             if not self._compiled_runs:
                 tensors = list(_tensors(args))
                 multiplies = "tt.dot" in str(kernel.asm.get("ttir", ""))
@@ -67,9 +66,7 @@ class _Inside:
                     lambda: describe_kernel(kernel.name, tensors, multiplies=multiplies),
                 )
                 self._tell(tensors)
-            return original(kernel, grid, stream, *args)
-
-        module.CompiledKernel.launch_metadata = launch_metadata
+            return launch(kernel, grid, stream, *args)
 
     def _tell(self, tensors: list[torch.Tensor]) -> None:
         if self._mode.updates is not None:
@@ -77,11 +74,9 @@ class _Inside:
 
     def watch_compiled(self, module: ModuleType) -> None:
         """Price each launch of a kernel that inductor generated."""
-        tuner: Any = module.CachingAutotuner
-        run, bench = tuner.run, tuner.bench
 
-        @functools.wraps(run)
-        def run_and_price(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module.CachingAutotuner, "run")
+        def run_and_price(run: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._compiled_runs = self._compiled_runs, True
             try:
                 result = run(kernel, *args, **kwargs)
@@ -96,8 +91,8 @@ class _Inside:
             self._tell(tensors)
             return result
 
-        @functools.wraps(bench)
-        def bench_briefly(kernel: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+        @replaces(module.CachingAutotuner, "bench")
+        def bench_briefly(bench: Any, kernel: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = list(_tensors(args))
             before, self._timed = self._timed, lambda: _describe_compiled(kernel, tensors)
             try:
@@ -105,8 +100,6 @@ class _Inside:
                     return bench(kernel, launcher, *args, **kwargs)
             finally:
                 self._timed = before
-
-        tuner.run, tuner.bench = run_and_price, bench_briefly
 
     def watch_benchmarkers(self, module: ModuleType) -> None:
         """Shorten the timing by which inductor compares kernels."""
@@ -149,18 +142,18 @@ class _Inside:
 def _watch_checkpoints(pricer: Pricer, module: ModuleType) -> None:
     """Tell repeated forwards of `torch.utils.checkpoint` from the backward pass around them."""
     hook: Any = module._recomputation_hook
-    enter, leave = hook.__enter__, hook.__exit__
 
-    def entered(self: Any) -> Any:
+    @replaces(hook, "__enter__")
+    def entered(enter: Any, self: Any) -> Any:
         self._tuner_before = pricer.recomputing
         pricer.recomputing = True
         return enter(self)
 
-    def left(self: Any, *exception: Any) -> Any:
+    @replaces(hook, "__exit__")
+    def left(leave: Any, self: Any, *exception: Any) -> Any:
         pricer.recomputing = self._tuner_before
         return leave(self, *exception)
 
-    hook.__enter__, hook.__exit__ = entered, left
     _watch_reentrant(pricer, module.CheckpointFunction)
 
 
@@ -189,24 +182,23 @@ def _watch_reentrant(pricer: Pricer, function: Any) -> None:
 def _watch_graphs(pricer: Pricer, module: ModuleType) -> None:
     """Count the calls that a CUDA graph recorded whenever it is launched."""
     graph: Any = module.CUDAGraph
-    begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = begin(self, *args, **kwargs)
+    @replaces(graph, "capture_begin")
+    def capture_begin(begin: Any, *args: Any, **kwargs: Any) -> Any:
+        result = begin(*args, **kwargs)
         pricer.capture()
         return result
 
-    def capture_end(self: Any) -> Any:
+    @replaces(graph, "capture_end")
+    def capture_end(end: Any, self: Any) -> Any:
         self._tuner_recorded = pricer.captured()
         return end(self)
 
-    def replay_and_count(self: Any) -> Any:
+    @replaces(graph, "replay")
+    def replay_and_count(replay: Any, self: Any) -> Any:
         result = replay(self)
         pricer.replayed(getattr(self, "_tuner_recorded", None) or {})
         return result
-
-    graph.capture_begin, graph.capture_end = capture_begin, capture_end
-    graph.replay = replay_and_count
 
 
 def describe_kernel(
@@ -217,7 +209,10 @@ def describe_kernel(
     A kernel that `multiplies` matrices without known `flops` is taken for the product of its three
     largest tensors: m k, k n and m n, so that the root of their product is m k n.
     """
-    sizes = [_bytes_of(tensor) for tensor in tensors]
+    sizes = [
+        t.element_size() * math.prod(s for s, each in zip(t.shape, t.stride(), strict=True) if each)
+        for t in tensors
+    ]
     if flops is None and multiplies:
         largest = sorted((tensor.numel() for tensor in tensors), reverse=True)[:3]
         flops = 2 * math.sqrt(math.prod(largest)) if len(largest) == 3 else 0
@@ -250,11 +245,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _layouts(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
     return tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    sizes = [s for s, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    return math.prod(sizes) * tensor.element_size()
 
 
 def price_operators(mode: Any, rates: Mapping[str, Any]) -> Any | None:

@@ -55,11 +55,6 @@ from tuner.emulator.inside.transfers import Transfers
 _FEW = 65_536
 
 
-def follow_compiled(settling: Settling) -> None:
-    """Give values to the outputs of graphs that torch.compile's default backend compiles."""
-    when_imported("torch._inductor.compile_fx", lambda module: _replace(module, settling))
-
-
 def _replace(module: ModuleType, settling: Settling) -> None:
     whole, inner = module.compile_fx, module.compile_fx_inner
 
@@ -237,7 +232,7 @@ class _CompiledGraph:
         target = node.target
         name = target.name() if isinstance(target, torch._ops.OpOverload) else ""  # type: ignore[no-untyped-call]
         plain = name.partition(".")[0]
-        spread = self._settling.spread_of(name)
+        spread = self._settling.spreads.get(name)
         if floats and spread is not None:
             return _spread_out(spread, args, kwargs, nothing), ASSUMED
         if not floats or not isinstance(nothing, Unknown):
@@ -399,7 +394,7 @@ class Values:
 
     def install(self) -> None:
         """Give values to the outputs of compiled graphs as well."""
-        follow_compiled(self._settling)
+        when_imported("torch._inductor.compile_fx", lambda module: _replace(module, self._settling))
 
     @property
     def unknowns(self) -> Unknowns:
