@@ -458,7 +458,7 @@ def _names(frame: FrameType) -> dict[str, Any]:
 
 
 def _callees(call: ast.Call, source: Source, names: Mapping[str, Any]) -> Iterator[Any]:
-    """What a call calls; of a loop over callbacks, each."""
+    """The functions that a call runs; of a loop over callbacks, each."""
     for loop in source.up(call):
         if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
             items = value_of(loop.iter, names)
