@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from tuner.emulator.inside import horizon as horizon_module
+from tuner.emulator.inside.branches import value_of
 from tuner.emulator.inside.horizon import Horizon
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.program.launch import runnable
@@ -399,3 +401,11 @@ def test_what_is_as_long_as_a_loop_that_was_cut_is_told(
         runpy.run_path(str(path), {"note": note})
     unreached = horizon.result(1, 0, {})["unreached"]
     assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left
+
+
+def test_a_function_of_the_program_that_is_called_log_does_not_run_for_its_value() -> None:
+    written: list[int] = []
+    names = {"log": written.append, "self": SimpleNamespace(log=written.append), "math": math}
+    for called, value in (("log(8)", None), ("self.log(8)", None), ("math.log(1)", 0.0)):
+        assert value_of(ast.parse(called, mode="eval").body, names) == value
+    assert not written

@@ -44,6 +44,8 @@ PURE_CALLS = (
     *("log", "log2", "pow", "sqrt"),
 )
 """Calls, also of modules, that only compute."""
+_LOGARITHMS = ("math.log", "np.log", "numpy.log")
+"""Another `log` is the program's own, and may write."""
 _ADDS = ("append", "extend", "appendleft")
 _SUMMARIES = ("item", "max", "mean", "min", "std", "sum", "tolist")
 _TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
@@ -745,9 +747,14 @@ def is_safe(node: ast.expr, calls: Sequence[str] = PURE_CALLS) -> bool:
     """True for an expression that may be evaluated: it changes nothing."""
     return all(
         isinstance(one, (*_SAFE, ast.Slice, ast.IfExp))
-        and (not isinstance(one, ast.Call) or last_name(one.func) in calls)
+        and (not isinstance(one, ast.Call) or _only_computes(one.func, calls))
         for one in ast.walk(node)
     )
+
+
+def _only_computes(function: ast.expr, calls: Sequence[str]) -> bool:
+    name = last_name(function)
+    return name in calls and (name != "log" or ast.unparse(function) in _LOGARITHMS)
 
 
 def _joins(node: Any) -> bool:
