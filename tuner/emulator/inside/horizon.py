@@ -217,6 +217,9 @@ def _is_plain(name: str, names: Mapping[str, Any]) -> bool:
 MOST_SHOWN = 20
 """Lines that are told."""
 
+_FOLLOWED_STEPS = 4
+"""The first steps, in which the calls that get counters are followed."""
+
 _FROM_ONE = frozenset({"global_step", "global_steps", "completed_steps"})
 
 
@@ -263,7 +266,7 @@ class Horizon:
             if not loops and not is_in_loop:
                 continue
             names = _names(one)
-            if self._done <= MOST_CALLS:
+            if self._done <= _FOLLOWED_STEPS:
                 self._follow_calls(source, function, names)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
