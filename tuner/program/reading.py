@@ -420,8 +420,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
     # A trainer that loads a model by its name loads the processor that is published with it.
     takes_images = "Processor" in tokenizes or (source is arguments and not tokenizes)
     if takes_images or any(word in source.title for word in _OF_IMAGES):
-        place = (trainer, "model") if source is arguments else (source, "0")
-        place[0].adds(place[1], "the memory of images that it may be trained with", "images")
+        names, name_of_model = (trainer, "model") if source is arguments else (source, "0")
+        names.adds(name_of_model, "the memory of images that it may be trained with", "images")
     if "ForSequenceClassification" in source.title:
         knobs["num_labels"] = number(source, "num_labels", 2)  # as PreTrainedConfig has it
     if training.has("quantization"):
