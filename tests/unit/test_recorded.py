@@ -150,7 +150,11 @@ def test_an_answer_with_which_the_program_fails_is_none():
         ),
         ("raise SystemExit(os.environ['HF_TOKEN'])", InputError, PLACEHOLDER),
         ("input()", InputError, "EOFError"),
-        ("'a'.replace(load_dataset('x').a, '')", UndecidedError, r"train\.py:4: .* only a run"),
+        (
+            "str.replace('a', load_dataset('x').a, '')",
+            UndecidedError,
+            r"train\.py:4: .* only a run",
+        ),
     ],
 )
 def test_an_end_before_training_is_an_error_with_its_line(monkeypatch, code, error, said):
