@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from typing import Any
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -52,6 +52,15 @@ class Configuration(Mapping[str, KnobValue]):
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON types (tuples become lists)."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
+
+    # Mapping's own go through `__getitem__` for each name, which a search of thousands feels.
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a name, or `default`."""
+        return self._values.get(name, default)
+
+    def items(self) -> ItemsView[str, KnobValue]:
+        """The names with their values."""
+        return self._values.items()
 
     def __contains__(self, name: object) -> bool:
         return name in self._values

@@ -7,6 +7,7 @@ is refused at its line instead of failing, or being recommended, far from it.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -67,7 +68,8 @@ def faults(cls: type[Any], data: Mapping[str, Any]) -> list[Problem]:
 
 def written(record: Any) -> dict[str, Any]:
     """The fields of a record as JSON types, nested where they are."""
-    fields: dict[str, Any] = _lists(msgspec.to_builtins(record, enc_hook=dict))
+    # By way of JSON, which has lists for tuples; YAML would write those as Python's.
+    fields: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(record, enc_hook=dict)))
     return fields
 
 
@@ -78,13 +80,6 @@ def _custom(cls: type[Any], value: Any) -> Any:
         return Configuration(msgspec.convert(value, dict[str, KnobValue]))
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(str(error))[0]) from error  # msgspec says where it stands
-
-
-def _lists(value: Any) -> Any:
-    """`value` with lists for tuples, which YAML would write as Python's."""
-    if isinstance(value, dict):
-        return {name: _lists(item) for name, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _in_words(text: str) -> tuple[str, str]:
