@@ -212,3 +212,7 @@ def test_without_any_update_backward_passes_count_late(follow) -> None:
     assert follow(lambda: [backward(net) for _ in range(5)]) == ([], BACKWARD, 5)
     ended, by, _ = follow(lambda: [backward(net) for _ in range(PATIENCE + 2)])
     assert (ended, by) == ([PATIENCE, PATIENCE + 1], BACKWARD)
+
+
+def test_a_process_that_trains_nothing_counts_by_nothing(follow) -> None:
+    assert follow(lambda: model()(torch.randn(2, 4))) == ([], OPTIMIZER, 0)

@@ -219,8 +219,11 @@ class Steps:
         return REPLACED if self._replaced else BACKWARD
 
     def uncounted(self) -> int:
-        """Steps of a program that ends without a visible one: 0 if it made an optimizer."""
-        if self._made_optimizer or self.counted_by:
+        """Steps of a program that ends without a visible one: 0 if it made an optimizer.
+
+        A process that trains nothing, such as a compiler's, has none.
+        """
+        if self._made_optimizer or self.counted_by or not self._passes:
             return 0
         self.counted_by = self._unseen
         return self._replaced + 1 if self._replaced else self._passes

@@ -99,7 +99,7 @@ def require_own_size(vision: Any, size: int) -> None:
 def _needs_size(model_type: str) -> InputError:
     return InputError(
         f"image_size is not set, and this {model_type} model takes images of any size",
-        hint="set image_size to the pixels of a side",
+        hint="say the pixels of a side: --set image_size=1024, for example",
     )
 
 
