@@ -494,7 +494,7 @@ class Follower:
         """
         phase = run_phase(self._phase, self._done, self._steps)
         if phase in (EVALUATION, END):
-            phase = _named(called_around(sys._getframe(1))) or phase
+            phase = _named(called_around(sys._getframe())) or phase
         about = {"phase": phase, **self._memory.refusals.note(size)}
         send({"event": "out_of_memory", "requested_bytes": size, **about})
 
