@@ -57,6 +57,8 @@ REACHED = (
     "allocate(max(8, 64 - step))",
     "rows[i:i + 2]",
     "samples += len(rows); log(step) if samples > 250_000 else None",
+    "bar.update(); evaluate() if bar.rate < 1 else None",
+    "while step > 5 and phase == 'late': evaluate()",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
@@ -77,6 +79,13 @@ LEFT = (
     "samples += len(rows); evaluate() if samples > 250_000 else None",
     "tick = next(ticks); evaluate() if tick % 500 == 0 else None",
     "allocate(math.ceil(2 ** (step / 100)))",
+    "allocate({'stage 5': 64}.get(f'stage {step // 100}', 8))",
+    "samples, began = samples + 1, 0; evaluate() if samples == 500 else None",
+    "evaluate() if (samples := samples + 1) == 500 else None",
+    "bar.update(); evaluate() if bar.n == 500 else None",
+    "bar.update(); evaluate() if bar.rate < 0.01 else None",
+    "bar.update(); allocate(8 + bar.n // 100)",
+    "while step > 500: evaluate()",
 )
 ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 """Code that changes what other lines do."""
@@ -84,6 +93,16 @@ ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 
 class StoppedError(Exception):
     """Ends the program after its first steps."""
+
+
+class Bar:
+    """Counts as a library does."""
+
+    n, rate = 0, 1.0
+
+    def update(self) -> None:
+        self.n += 1
+        self.rate /= 1.1
 
 
 @pytest.mark.parametrize("code", [*REACHED, *LEFT, *ELSEWHERE])
@@ -100,7 +119,7 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
 
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
-        return runpy.run_path(str(path), {**names, "itertools": itertools, "math": math})
+        return runpy.run_path(str(path), {**names, "bar": Bar(), "itertools": itertools, "math": math})
 
     with pytest.raises(StoppedError):
         run()

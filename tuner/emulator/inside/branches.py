@@ -29,13 +29,14 @@ COUNTERS = frozenset(
 )
 """Names by which trainers and programs count."""
 
+_TESTS = (ast.If, ast.IfExp, ast.While)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SAFE = (
     *(ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Subscript),
     *(ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.expr_context, ast.operator, ast.cmpop),
-    *(ast.boolop, ast.unaryop, ast.Call),
+    *(ast.boolop, ast.unaryop, ast.Call, ast.Dict, ast.JoinedStr, ast.FormattedValue),
 )
 SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
 PURE_CALLS = (
@@ -90,7 +91,7 @@ class Test:
     the test can't be evaluated.
     """
 
-    node: ast.If | ast.IfExp
+    node: ast.If | ast.IfExp | ast.While
     function: ast.AST
     atoms: dict[str, ast.expr]
     code: CodeType | None
@@ -163,6 +164,8 @@ class Source(Tree):
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
+        self.falling: set[str] = set()
+        """Numbers that fell from one step to the next."""
 
     def function_of(self, name: str, line: int) -> ast.AST | None:
         """The function, or the module, whose code has this name and begins in this line."""
@@ -270,7 +273,7 @@ class Source(Tree):
 
     def _tests_of(self, function: ast.AST) -> Iterator[Test]:
         for one in self.parts(function):
-            test = self._test(one, function) if isinstance(one, ast.If | ast.IfExp) else None
+            test = self._test(one, function) if isinstance(one, _TESTS) else None
             if test is not None:
                 yield test
 
@@ -284,16 +287,22 @@ class Source(Tree):
                 if found:
                     yield one, found
 
-    def note_counters(self, function: ast.AST, names: set[str]) -> None:
-        """Note that parameters of a function get counters, by a call that the file doesn't tell."""
-        if not names <= self.counters(function):
-            self._given[function] |= names
-            self.__dict__.pop("_passed", None)
-            known = {test.node for test in self.tests}
-            for one, tests in self._tests.items():
-                tests += [test for test in self._tests_of(one) if test.node not in known]
+    def note_counters(self, function: ast.AST, names: set[str]) -> bool:
+        """Note what counts in a function, although the file doesn't tell; true if any is new."""
+        if names <= self.counters(function):
+            return False
+        self._given[function] |= names
+        self.__dict__.pop("_passed", None)
+        known = {test.node for test in self.tests}
+        for one, tests in self._tests.items():
+            tests += [test for test in self._tests_of(one) if test.node not in known]
+        return True
 
-    def _test(self, node: ast.If | ast.IfExp, function: ast.AST) -> Test | None:
+    def tested(self, function: ast.AST) -> Iterator[ast.expr]:
+        """The tests of a function."""
+        return (one.test for one in self.parts(function) if isinstance(one, _TESTS))
+
+    def _test(self, node: ast.If | ast.IfExp | ast.While, function: ast.AST) -> Test | None:
         for counters in (self.counters(function) | self._states, self._ranks):
             counting = Counting(counters, self._aliases(function))
             test = counting.visit(copy.deepcopy(node.test))
@@ -406,13 +415,13 @@ class Source(Tree):
             if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add | ast.Sub):
                 if _is_number(one.value):
                     found[ast.unparse(one.target)].append(one)
-            elif isinstance(one, ast.Assign) and len(one.targets) == 1:
-                target = ast.unparse(one.targets[0])
-                if ast.unparse(one.value) in (f"{target} + 1", f"1 + {target}"):
-                    found[target].append(one)
-                elif last_name(getattr(one.value, "func", one)) == "count":
-                    found[f"next({target})"].append(one)
-            elif isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
+            for name, value in _assigned(one):
+                target = ast.unparse(name)
+                if ast.unparse(value) in (f"{target} + 1", f"1 + {target}"):
+                    found[target].append(one)  # type: ignore[arg-type]
+                elif last_name(getattr(value, "func", one)) == "count":
+                    found[f"next({target})"].append(value)
+            if isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
                 added = one.value.func  # type: ignore[attr-defined]
                 if isinstance(added, ast.Attribute):
                     found[f"len({ast.unparse(added.value)})"].append(one)
@@ -464,8 +473,8 @@ class Source(Tree):
         """The first value of a counter at its test, in a function that begins anew each time."""
         added = self._added.get(ast.unparse(atom), ())
         for one in added:
-            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call):  # itertools.count
-                return next((value_of(given, {}) or 0 for given in one.value.args), 0)
+            if isinstance(one, ast.Call):  # itertools.count
+                return next((value_of(given, {}) or 0 for given in one.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
         return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
 
@@ -474,9 +483,10 @@ class Source(Tree):
         return bool(self._added.get(ast.unparse(atom)))
 
     def falls(self, atom: ast.expr) -> bool:
-        """True for a counter that is counted down."""
+        """True for a counter that is counted down, or was seen to fall."""
         added = self._added.get(ast.unparse(atom), ())
-        return bool(added) and all(_sign(one) < 0 for one in added)
+        is_down = bool(added) and all(_sign(one) < 0 for one in added)
+        return is_down or ast.unparse(atom) in self.falling
 
     def values(self, node: ast.AST, atom: ast.expr, names: Mapping[str, Any]) -> range | None:
         """The values of a loop's counter; None if they are not known."""
@@ -526,7 +536,8 @@ class Source(Tree):
             if test.code is not None and wanted in test.taken:
                 continue
             body = self._body(test, wanted)
-            if isinstance(test.node, ast.If) and (not body or self.has_run(body, ran)):
+            is_block = not isinstance(test.node, ast.IfExp)
+            if is_block and (not body or self.has_run(body, ran)):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
@@ -587,6 +598,8 @@ class Source(Tree):
         if test.code is None or len(test.values) != 1:
             return True
         ((name, value),) = test.values.items()
+        if isinstance(value, float):
+            return True
         now, total = int(value), test.totals.get(name)
         coming = [range(now + 1, now + FUTURE if total is None else min(total, now + FUTURE) + 1)]
         if self.falls(test.atoms[name]):
@@ -695,6 +708,8 @@ class Counting(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         """The node, or what stands for it."""
+        if isinstance(node, ast.NamedExpr):
+            return self.visit(node.value)
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             text = ast.unparse(node)
             item = getattr(node, "attr", None) or getattr(getattr(node, "slice", 0), "value", 0)
@@ -718,6 +733,16 @@ def _is_counter(node: ast.expr, counters: set[str]) -> bool:
         return True
     parts = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
     return any(_is_counter(one, counters) for one in parts)
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The names that a statement or an expression assigns, with their values."""
+    if isinstance(node, ast.NamedExpr):
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+        is_several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        yield from zip(target.elts, value.elts) if is_several else [(target, value)]  # type: ignore
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -160,6 +160,13 @@ class _Ramps:
                 found[function].append(ramp)
         return found
 
+    def numbers(self, function: ast.AST) -> Iterator[ast.expr]:
+        """The names, attributes and items in tests and sizes of a function."""
+        for node in itertools.chain(self._source.tested(function), self._sizes(function)):
+            for one in ast.walk(node):
+                if isinstance(one, ast.Name | ast.Attribute | ast.Subscript):
+                    yield one
+
     def _rows(self, function: ast.AST) -> Iterator[ast.expr]:
         """The items and slices that a function takes from its lists."""
         for one in self._source.parts(function):
@@ -229,6 +236,8 @@ class Horizon:
     def __init__(self) -> None:
         self._sources: dict[str, Source | None] = {}
         self._ramps: dict[str, _Ramps] = {}
+        self._numbers: dict[tuple[ast.AST, str], int | float] = {}
+        """The first value of what may be a counter, as it is written in a function."""
         self._boundaries: set[Place] = set()
         self._on_stack: set[ast.AST] = set()
         self.steps_left: int | None = None
@@ -268,6 +277,7 @@ class Horizon:
             names = _names(one)
             if self._done <= _FOLLOWED_STEPS:
                 self._follow_calls(source, function, names)
+                self._find_counters(source, function, names)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     before = {*test.taken}
@@ -302,6 +312,19 @@ class Horizon:
                     known = code.co_varnames[first : code.co_argcount + code.co_kwonlyargcount]
                     places = dict(enumerate(known))
                     other.note_counters(found, {places.get(key, key) for key in given} & {*known})
+
+    def _find_counters(self, source: Source, function: ast.AST, names: dict[str, Any]) -> None:
+        """Note the numbers in tests and sizes of a function that differ from step to step."""
+        found = set()
+        for one in self._ramps.setdefault(source.name, _Ramps(source)).numbers(function):
+            value, text = value_of(one, names), ast.unparse(one)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                before = self._numbers.setdefault((function, text), value)
+                if value != before:
+                    found.add(text)
+                    source.falling |= {text} if value < before else set()
+        if source.note_counters(function, found):
+            self._ramps.pop(source.name)
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
