@@ -235,7 +235,7 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "total = 0\n"
-        "for batch in range(1000):\n"
+        "for batch in stream():\n"
         "    note()\n"
         "    total += 1\n"
         "    if total % 90 == 0: evaluate()\n"
@@ -250,10 +250,43 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        runpy.run_path(str(path), {"note": note, "evaluate": lambda: bytearray(9)})
+        runpy.run_path(str(path), {"note": note, "evaluate": print, "stream": itertools.count})
     assert waits[0] == [False, True]
     assert waits[60] == [True, True]
     assert waits[-1] == [False, False]
+
+
+def test_a_counter_is_set_to_what_a_later_branch_waits_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def train():\n"
+        "    total, state, self.left = 0, {'n': 0}, 900\n"
+        "    while total < 1000:\n"
+        "        note()\n"
+        "        total += 1; state['n'] += 8; self.left -= 1\n"
+        "        if total % 300 == 0: evaluate(total)\n"
+        "        if state['n'] == 4000: evaluate(state['n'])\n"
+        "        if self.left == 1: evaluate(self.left)\n"
+        "        if total == 2000: evaluate(total)\n"
+        "        if total == 990: print(total)\n"
+        "train()\n"
+    )
+    horizon, seen, waits = Horizon(), [], []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        next(following)()
+
+    def stop() -> None:
+        raise StoppedError
+
+    following = iter([int, int, int, *[lambda: waits.append(horizon.waits(50))] * 4, stop])
+    with pytest.raises(StoppedError):
+        runpy.run_path(
+            str(path), {"note": note, "evaluate": seen.append, "self": SimpleNamespace()}
+        )
+    assert (seen, waits) == ([300, 4000, 1], [True, True, True, False])
+    assert horizon.result(7, 0, {})["unreached"][0].endswith("train.py:9")
 
 
 def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ class Training:
     def is_spent(self) -> bool:
         return self.steps_done >= self.began + FEW
 
+    def waits(self) -> bool:
+        return False
+
     def begin_rounds(self) -> None:
         pass
 

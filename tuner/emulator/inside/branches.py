@@ -99,7 +99,9 @@ class Test:
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
     values: dict[str, int | float] = field(default_factory=dict)
-    """The last values of its counters, and those of its other names."""
+    """The values of its counters until any were left out, and those of its other names."""
+    now: dict[str, int | float] = field(default_factory=dict)
+    """The last values of its counters in the training loop."""
     names: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, int | None] = field(default_factory=dict)
     each: int = 1
@@ -164,6 +166,7 @@ class Source(Tree):
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
+        self._ended: dict[ast.AST, range] = {}
         self.falling: set[str] = set()
         """Numbers that fell from one step to the next."""
 
@@ -230,6 +233,10 @@ class Source(Tree):
         target = counter_target(loop) if isinstance(loop, ast.For) else None
         atoms = [last_name(one) for one in test.atoms.values()]
         return atoms == [target] and self.is_within(test.node, loop)
+
+    def loop_that_counts(self, test: Test) -> Any:
+        """The loop that counts the one counter of a test in it; None if none does."""
+        return next((one for one in self.up(test.node) if self.counts(one, test)), None)
 
     def loops_at(self, function: ast.AST, line: int) -> list[Any]:
         """The loops of a function around a line, the outermost first."""
@@ -315,8 +322,9 @@ class Source(Tree):
         if simple is not None and any(
             isinstance(one, ast.Name) and one.id in counting.atoms for one in ast.walk(simple)
         ):
-            expression = ast.fix_missing_locations(ast.Expression(simple))
-            code = compile(expression, "<test>", "eval")
+            code = _compiled(simple)
+        elif isinstance(node, ast.IfExp) and not any(map(self.is_counted, counting.atoms.values())):
+            return None  # as for a random number, of which nothing tells the branch that ran
         return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
 
     @cached_property
@@ -466,7 +474,7 @@ class Source(Tree):
         found = 0
         for one in self._added.get(ast.unparse(atom), ()):
             if self._function_around(one) is function:
-                found += _sign(one) * ((line <= one.lineno < at) - (at < one.lineno < line))
+                found += _added_by(one) * ((line <= one.lineno < at) - (at < one.lineno < line))
         return found
 
     def begins_at(self, test: Test, atom: ast.expr) -> int:
@@ -476,7 +484,7 @@ class Source(Tree):
             if isinstance(one, ast.Call):  # itertools.count
                 return next((value_of(given, {}) or 0 for given in one.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
-        return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
+        return sum(_added_by(one) for one in here if one.lineno < test.node.lineno)
 
     def is_counted(self, atom: ast.expr) -> bool:
         """True for a counter that the program counts by itself."""
@@ -485,7 +493,7 @@ class Source(Tree):
     def falls(self, atom: ast.expr) -> bool:
         """True for a counter that is counted down, or was seen to fall."""
         added = self._added.get(ast.unparse(atom), ())
-        is_down = bool(added) and all(_sign(one) < 0 for one in added)
+        is_down = bool(added) and all(_added_by(one) < 0 for one in added)
         return is_down or ast.unparse(atom) in self.falling
 
     def values(self, node: ast.AST, atom: ast.expr, names: Mapping[str, Any]) -> range | None:
@@ -494,6 +502,38 @@ class Source(Tree):
             if isinstance(one, ast.For | ast.AsyncFor) and counter_target(one) == last_name(atom):
                 return iterated(one.iter, names)
         return None
+
+    def counted_by(
+        self, loop: ast.While, names: Mapping[str, Any]
+    ) -> tuple[int | None, range | None]:
+        """The counter of a `while` loop, and its values; None if they are not known."""
+        leaves = (one for one in ast.walk(loop) if self._leaves(one, loop))
+        for node, ends in ((loop.test, False), *((one.test, True) for one in leaves)):
+            counting = Counting(self.counters(self._function_around(loop)), {})
+            test = counting.visit(copy.deepcopy(node))
+            atom = counting.atoms.get("__0")
+            now = None if atom is None else value_of(atom, names)
+            if atom is None or not isinstance(now, int) or not self._counts_rounds(atom, loop):
+                continue
+            if loop not in self._ended:
+                others = {name: one for name, one in names.items() if not is_of_torch(one)}
+                ended = Test(loop, loop, counting.atoms, _compiled(test))
+                coming = range(now, now + FUTURE)
+                found = (one for one in coming if ended.outcome({"__0": one}, others) is ends)
+                self._ended[loop] = range(now, next(found, now))
+            if self._ended[loop]:
+                return now, self._ended[loop]
+        return None, None
+
+    def _leaves(self, node: ast.AST, loop: ast.AST) -> bool:
+        is_end = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
+        return is_end and self.around(node, _LOOPS) is loop
+
+    def _counts_rounds(self, atom: ast.expr, loop: ast.AST) -> bool:
+        """True if each round of a loop adds one to a counter."""
+        added = self._added.get(ast.unparse(atom), ())
+        steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
+        return steps == [1] and self.around(added[0], _LOOPS) is loop and not self.falls(atom)
 
     @property
     def bodies(self) -> list[ast.AST]:
@@ -755,9 +795,15 @@ def _is_number(node: ast.expr) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def _sign(added: ast.stmt) -> int:
-    """-1 for a counter that is counted down."""
-    return -1 if isinstance(getattr(added, "op", None), ast.Sub) else 1
+def _added_by(added: ast.stmt) -> int:
+    """The number that is added, as far as it is known; negative for a counter that falls."""
+    number = getattr(getattr(added, "value", None), "value", 1)
+    number = number if isinstance(number, int) else 1
+    return -number if isinstance(getattr(added, "op", None), ast.Sub) else number
+
+
+def _compiled(test: ast.expr) -> CodeType:
+    return compile(ast.fix_missing_locations(ast.Expression(test)), "<test>", "eval")
 
 
 def _evaluable(node: ast.expr) -> ast.expr | None:
