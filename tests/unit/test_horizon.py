@@ -119,7 +119,9 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
 
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
-        return runpy.run_path(str(path), {**names, "bar": Bar(), "itertools": itertools, "math": math})
+        return runpy.run_path(
+            str(path), {**names, "bar": Bar(), "itertools": itertools, "math": math}
+        )
 
     with pytest.raises(StoppedError):
         run()

@@ -131,6 +131,16 @@ def test_a_generator_has_larger_numbers_to_come(monkeypatch: pytest.MonkeyPatch)
     assert larger == {("train.py", 2): False}
 
 
+def test_larger_numbers_beside_a_loader_that_ends_early_are_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "for one, (size, name) in zip(loader, sizes): step()\nlarger = __tuner_rounds__.larger"
+    for sizes, is_larger in ([8] * 9, False), ([8, 8, 8, 64], True), ([8, 64, 8], False):
+        names = {"loader": iter([0, 0]), "sizes": [(size, "a") for size in sizes]}
+        found = run(text, Training(), monkeypatch, **names)
+        assert found["larger"] == {("train.py", 1): is_larger}
+
+
 def test_each_training_of_a_sweep_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
 

@@ -413,20 +413,23 @@ class Source(Tree):
         return found
 
     @cached_property
-    def _added(self) -> dict[str, list[ast.stmt]]:
+    def _added(self) -> dict[str, list[ast.stmt | ast.expr]]:
         """The names, attributes and items that are counted up or down, and where.
 
         The length of a list that is added to counts, and the next number of `itertools.count`.
         """
-        found: dict[str, list[ast.stmt]] = defaultdict(list)
+        found: dict[str, list[Any]] = defaultdict(list)
         for one in ast.walk(self._tree):
-            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add | ast.Sub):
-                if _is_number(one.value):
-                    found[ast.unparse(one.target)].append(one)
+            if (
+                isinstance(one, ast.AugAssign)
+                and isinstance(one.op, ast.Add | ast.Sub)
+                and _is_number(one.value)
+            ):
+                found[ast.unparse(one.target)].append(one)
             for name, value in _assigned(one):
                 target = ast.unparse(name)
                 if ast.unparse(value) in (f"{target} + 1", f"1 + {target}"):
-                    found[target].append(one)  # type: ignore[arg-type]
+                    found[target].append(one)
                 elif last_name(getattr(value, "func", one)) == "count":
                     found[f"next({target})"].append(value)
             if isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
@@ -507,7 +510,7 @@ class Source(Tree):
         self, loop: ast.While, names: Mapping[str, Any]
     ) -> tuple[int | None, range | None]:
         """The counter of a `while` loop, and its values; None if they are not known."""
-        leaves = (one for one in ast.walk(loop) if self._leaves(one, loop))
+        leaves: list[Any] = [one for one in ast.walk(loop) if self._leaves(one, loop)]
         for node, ends in ((loop.test, False), *((one.test, True) for one in leaves)):
             counting = Counting(self.counters(self._function_around(loop)), {})
             test = counting.visit(copy.deepcopy(node))
@@ -531,7 +534,7 @@ class Source(Tree):
 
     def _counts_rounds(self, atom: ast.expr, loop: ast.AST) -> bool:
         """True if each round of a loop adds one to a counter."""
-        added = self._added.get(ast.unparse(atom), ())
+        added = self._added.get(ast.unparse(atom), [])
         steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
         return steps == [1] and self.around(added[0], _LOOPS) is loop and not self.falls(atom)
 
@@ -782,7 +785,8 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     elif isinstance(node, ast.Assign) and len(node.targets) == 1:
         target, value = node.targets[0], node.value
         is_several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-        yield from zip(target.elts, value.elts) if is_several else [(target, value)]  # type: ignore
+        several = (getattr(one, "elts", ()) for one in (target, value))
+        yield from zip(*several, strict=False) if is_several else [(target, value)]
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -795,7 +799,7 @@ def _is_number(node: ast.expr) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def _added_by(added: ast.stmt) -> int:
+def _added_by(added: ast.AST) -> int:
     """The number that is added, as far as it is known; negative for a counter that falls."""
     number = getattr(getattr(added, "value", None), "value", 1)
     number = number if isinstance(number, int) else 1

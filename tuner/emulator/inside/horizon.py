@@ -47,7 +47,14 @@ from tuner.emulator.inside.branches import (
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import frames_of, joined, package_of, parsed, shown
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.rounds import MOST_CALLS, MOST_VISITS, called_in, last_name, loops, size_of
+from tuner.emulator.inside.rounds import (
+    MOST_CALLS,
+    MOST_VISITS,
+    called_in,
+    last_name,
+    loops,
+    size_of,
+)
 
 _SIZED = re.compile(
     r"""
@@ -402,11 +409,10 @@ class Horizon:
                 if not any(source.left_by(test, self._boundaries)):
                     continue
                 by = -test.each if source.falls(test.atoms[name]) else test.each
+                total = test.totals.get(name)
                 coming = range(int(value) + by, int(value) + by * most + by, by)
-                if test.totals.get(name) is not None:
-                    coming = [one for one in coming if one <= test.totals[name]]
                 at = next((n for n, one in enumerate(coming) if test.is_new(one)), None)
-                if at is not None:
+                if at is not None and (total is None or coming[at] <= total):
                     yield at, test, loop, at * by
 
     def _advance(self, test: Test, loop: Any, by: int) -> bool:
@@ -416,7 +422,7 @@ class Horizon:
             if function is test.function:
                 if loop is not None:
                     loops().ahead[id(frame), loop.lineno] = by
-                return loop is not None or _add(frame, *test.atoms.values(), by)
+                return loop is not None or _add(frame, next(iter(test.atoms.values())), by)
         return False
 
     def cut(
@@ -534,7 +540,7 @@ def _add(frame: FrameType, atom: ast.expr, by: int) -> bool:
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
     except Exception:  # noqa: BLE001 - the program's own objects
         return False
-    return value_of(atom, _names(frame)) == value + by
+    return bool(value_of(atom, _names(frame)) == value + by)
 
 
 def _callees(call: ast.Call, source: Source, names: Mapping[str, Any]) -> Iterator[Any]:

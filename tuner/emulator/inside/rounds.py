@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 _NAME = "__tuner_rounds__"
 """The name in `builtins` of the one `Rounds` of a process."""
@@ -147,7 +147,7 @@ class _Loop:
     def __init__(self, rounds: Rounds, training: Training, iterable: Iterable[Any]) -> None:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
-        self._values = of if isinstance(of, range) else None
+        self._of, self._values = of, of if isinstance(of, range) else None
         self._is_kept = _is_kept(of)
         self._more = 0 if self._values is not None else MOST_VISITS
         self._following: Iterator[Any] = iter(iterable)
@@ -178,6 +178,10 @@ class _Loop:
         try:
             item = next(self._following)
         except StopIteration:
+            for items, at in _lists_in(self._of):  # beside a loader that was shortened
+                sizes = [max(map(_size, _parts(one)), default=0) for one in items]
+                is_larger = max(sizes[at:], default=0) > max(sizes[:at], default=0)
+                self._rounds.larger[frame.f_code.co_filename, frame.f_lineno] = is_larger
             self._end()
             raise
         self._is_plain = self._is_kept or _is_plain(item)
@@ -217,7 +221,7 @@ class _Loop:
     def _end(self) -> None:
         if self._frame is not None:
             self._rounds.runs(self._frame, -1)
-            self._frame, self._following = None, iter(())
+            self._frame, self._of, self._following = None, None, iter(())
 
     def __del__(self) -> None:
         self._end()
@@ -228,6 +232,16 @@ def _is_kept(iterable: Any) -> bool:
     if isinstance(iterable, enumerate | zip | type(iter([]))):
         return all(isinstance(one, int) or _is_kept(one) for one in iterable.__reduce__()[1])
     return isinstance(iterable, list | tuple)
+
+
+def _lists_in(iterable: Any) -> Iterator[tuple[Sequence[Any], int]]:
+    """The lists of items beside each other, with the number of those that had their turn."""
+    if isinstance(iterable, enumerate | zip):
+        for one in iterable.__reduce__()[1]:
+            yield from _lists_in(one)
+    elif isinstance(iterable, type(iter([]))):
+        _, (items,), *at = cast(tuple[Any, ...], iterable.__reduce__())
+        yield items, at[0] if at else len(items)
 
 
 def _is_plain(item: Any) -> bool:
