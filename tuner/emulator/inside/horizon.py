@@ -263,6 +263,8 @@ class Horizon:
         """The loops that left out rounds."""
         self._advanced: list[Test] = []
         """The tests whose counters were set to a later value, up to two times."""
+        self._is_cut = False
+        """True if counters have left out values."""
         self._left: list[Place] = []
         """Lines that are told: loops that left out trainings, and later uses of a loop's lists."""
 
@@ -357,11 +359,6 @@ class Horizon:
         self._of_steps = max(first + (whole - before - 1) // self._each, self._done)
         self.steps_left = self._of_steps - self._done
 
-    @property
-    def _is_cut(self) -> bool:
-        """True if counters have left out values."""
-        return bool(self._cut or self._advanced)
-
     def _own(self, frame: FrameType | None) -> Iterator[tuple[FrameType, Source, ast.AST, int]]:
         """The program's own functions that run, each with its line, the innermost first."""
         while frame is not None:
@@ -418,11 +415,15 @@ class Horizon:
     def _advance(self, test: Test, loop: Any, by: int) -> bool:
         """Add to the counter of a test; false if that is impossible."""
         self._advanced.append(test)
+        if not self._is_cut:
+            self._look_back(self._done, 1, self._boundaries)
         for frame, _, function, _ in self._own(sys._getframe()):
             if function is test.function:
                 if loop is not None:
                     loops().ahead[id(frame), loop.lineno] = by
-                return loop is not None or _add(frame, next(iter(test.atoms.values())), by)
+                has = loop is not None or _add(frame, next(iter(test.atoms.values())), by)
+                self._is_cut |= has
+                return has
         return False
 
     def cut(
@@ -433,7 +434,7 @@ class Horizon:
         It is the next one of a training, or one at which a branch is taken that was not. From now
         on counters don't tell which values they had.
         """
-        if not self._cut:
+        if not self._is_cut:
             self._look_back(done, epochs, {joined(*place) for place in ran})
         _, source, function, line = next(self._own(frame))
         loop = source.loop_of(function, line)
@@ -441,6 +442,7 @@ class Horizon:
             return None
         place = source.name, loop.lineno
         if place not in self._cut:
+            self._is_cut = True
             self._cut.append(place)
             self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
         if source.has_run(loop.body, self.trainings):
