@@ -359,6 +359,31 @@ def test_what_each_batch_of_an_epoch_keeps_is_told(
     assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left
 
 
+@pytest.mark.parametrize(("held", "is_left"), [({1, 41}, True), ({81}, False)])
+def test_what_a_branch_keeps_may_be_made_before_it(
+    held: set[int], is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "kept = []\nfor n, output in enumerate(outputs):\n"
+        "    note()\n    if n % 40 == 0: kept.append(output)\n"
+    )
+    monkeypatch.setattr(horizon_module, "is_on_device", lambda one: one is not None)
+    horizon = Horizon()
+    outputs = itertools.chain([torch.ones(1)] * 90, iter(float, 1))
+    following = iter([*[int] * 90, lambda: 1 / 0])
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        next(following)()
+
+    with pytest.raises(ZeroDivisionError):
+        runpy.run_path(str(path), {"note": note, "outputs": outputs})
+    ran = {(str(path), 2): {("train.py:2", step) for step in held}}
+    unreached = horizon.result(90, 0, ran)["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:4"] * is_left
+
+
 @pytest.mark.parametrize(
     ("used", "left"), [("zeros(length)", ["train.py:2"]), ("rows[length]", [])]
 )

@@ -598,13 +598,16 @@ class Source(Tree):
         """
         loops = [one for one in self.up(test.node) if isinstance(one, _LOOPS)]
         is_between = any(self.counts(one, test) for one in loops[1:])
-        if is_between and True in test.kept and ON_DEVICE in map(test.names.get, test.added):
+        is_made_before = ON_DEVICE in map(test.names.get, test.added)
+        if is_between and True in test.kept and is_made_before:
             return True
         for wanted, steps in test.kept.items():
             body = self._body(test, wanted)
             if any(_joins(part) for one in self._reached(test, wanted) for part in ast.walk(one)):
                 steps = steps[-1:]  # noqa: PLW2901 - what it joined is gone
-            found = (held for place, held in ran.items() if self.has_run(body, [place]))
+            found = (
+                held for at, held in ran.items() if is_made_before or self.has_run(body, [at])
+            )
             left = set().union(*found) if isinstance(test.node, ast.If) else set()
             lines = {line for line, _ in left}
             each = (all({(line, n - 1), (line, n)} & left for n in steps) for line in lines)
