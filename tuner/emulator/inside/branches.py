@@ -605,9 +605,7 @@ class Source(Tree):
             body = self._body(test, wanted)
             if any(_joins(part) for one in self._reached(test, wanted) for part in ast.walk(one)):
                 steps = steps[-1:]  # noqa: PLW2901 - what it joined is gone
-            found = (
-                held for at, held in ran.items() if is_made_before or self.has_run(body, [at])
-            )
+            found = (held for at, held in ran.items() if is_made_before or self.has_run(body, [at]))
             left = set().union(*found) if isinstance(test.node, ast.If) else set()
             lines = {line for line, _ in left}
             each = (all({(line, n - 1), (line, n)} & left for n in steps) for line in lines)
