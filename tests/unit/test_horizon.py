@@ -176,6 +176,30 @@ def test_counters_go_on_to_callbacks_and_to_other_files(
     assert [Path(one).name for one in unreached] == [f"monitor.py:{line}" for line in (3, 11, 13)]
 
 
+@pytest.mark.parametrize(
+    ("code", "is_left"),
+    [
+        ("calls += 1\n    if calls % 100 == 0: zeros(9)", True),
+        ("if calls % 100 == 0: zeros(9)\n    calls += 1", False),
+        ("left -= 1\n    if left == 0: zeros(9)", True),
+    ],
+)
+def test_a_hook_counts_from_its_first_call_on(code: str, is_left: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"calls, left = 0, 900\ndef hook():\n    global calls, left\n    {code}\n"
+        "hooks = [hook]\nfor batch in [1] * 3:\n    note()\n    hooks[0]()\n"
+    )
+    horizon, found = Horizon(), []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        found[:] = horizon.result(3, 0, {})["unreached"]
+
+    runpy.run_path(str(path), {"note": note, "zeros": bytearray})
+    assert bool(found) is is_left
+
+
 CELLS = ("def log(): print(1)\n", "for step in range(100):\n    note()\n    {code}\n")
 """A training in the second cell of a notebook."""
 

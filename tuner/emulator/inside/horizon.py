@@ -622,7 +622,9 @@ def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
         if test.of_rank:
             ranges[key] = range(1)
         elif isinstance(value, int):
-            ranges[key] = range(value + 1)
+            first = source.begins_at(test, atom)
+            up, down = range(first, max(first, value) + 1), range(value + done, value - 1, -1)
+            ranges[key] = down if source.falls(atom) else up
         elif "epoch" in name:
             ranges[key] = range(max(1, epochs))
         else:
