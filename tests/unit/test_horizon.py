@@ -86,6 +86,7 @@ LEFT = (
     "bar.update(); evaluate() if bar.rate < 0.01 else None",
     "bar.update(); allocate(8 + bar.n // 100)",
     "while step > 500: evaluate()",
+    "weight = max(0, step - 500); evaluate() if weight > 0 else None",
 )
 ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 """Code that changes what other lines do."""

@@ -467,6 +467,7 @@ class Source(Tree):
             if len(values) == 1
             and (
                 isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
+                or (isinstance(values[0], ast.Call | ast.IfExp) and is_safe(values[0]))
                 or ast.unparse(values[0]) in self._added
             )
         }
