@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib
+import queue
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.emulator.inside import owners
+from tuner.emulator.inside import follow as follow_module
+from tuner.emulator.inside import memory, owners
 from tuner.emulator.inside.ends_of_steps import (
     BACKWARD,
     OPTIMIZER,
@@ -216,3 +220,16 @@ def test_without_any_update_backward_passes_count_late(follow) -> None:
 
 def test_a_process_that_trains_nothing_counts_by_nothing(follow) -> None:
     assert follow(lambda: model()(torch.randn(2, 4))) == ([], OPTIMIZER, 0)
+
+
+def test_a_refusal_in_a_thread_without_a_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of PyTorch's threads runs the backward pass; an error there would hide the refusal."""
+    told: queue.Queue[dict[str, Any]] = queue.Queue()
+    monkeypatch.setattr(follow_module, "send", told.put)
+    core = SimpleNamespace(emu_give_up_attempt=lambda: None)
+    monkeypatch.setattr(memory, "device_core", lambda: core)
+    follower = follow_module.Follower(steps=3)
+    follower._phase = follow_module.END
+    _thread.start_new_thread(follower._tell_out_of_memory, (0, 8, 0, 0))
+    found = told.get(timeout=60)
+    assert (found["event"], found["requested_bytes"], found["line"]) == ("out_of_memory", 8, None)

@@ -57,6 +57,8 @@ REACHED = (
     "allocate(max(8, 64 - step))",
     "rows[i:i + 2]",
     "samples += len(rows); log(step) if samples > 250_000 else None",
+    "bar.update(); evaluate() if bar.rate < 1 else None",
+    "while step > 5 and phase == 'late': evaluate()",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
@@ -77,6 +79,14 @@ LEFT = (
     "samples += len(rows); evaluate() if samples > 250_000 else None",
     "tick = next(ticks); evaluate() if tick % 500 == 0 else None",
     "allocate(math.ceil(2 ** (step / 100)))",
+    "allocate({'stage 5': 64}.get(f'stage {step // 100}', 8))",
+    "samples, began = samples + 1, 0; evaluate() if samples == 500 else None",
+    "evaluate() if (samples := samples + 1) == 500 else None",
+    "bar.update(); evaluate() if bar.n == 500 else None",
+    "bar.update(); evaluate() if bar.rate < 0.01 else None",
+    "bar.update(); allocate(8 + bar.n // 100)",
+    "while step > 500: evaluate()",
+    "weight = max(0, step - 500); evaluate() if weight > 0 else None",
 )
 ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 """Code that changes what other lines do."""
@@ -84,6 +94,16 @@ ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
 
 class StoppedError(Exception):
     """Ends the program after its first steps."""
+
+
+class Bar:
+    """Counts as a library does."""
+
+    n, rate = 0, 1.0
+
+    def update(self) -> None:
+        self.n += 1
+        self.rate /= 1.1
 
 
 @pytest.mark.parametrize("code", [*REACHED, *LEFT, *ELSEWHERE])
@@ -100,7 +120,9 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
 
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
-        return runpy.run_path(str(path), {**names, "itertools": itertools, "math": math})
+        return runpy.run_path(
+            str(path), {**names, "bar": Bar(), "itertools": itertools, "math": math}
+        )
 
     with pytest.raises(StoppedError):
         run()
@@ -153,6 +175,30 @@ def test_counters_go_on_to_callbacks_and_to_other_files(
         runpy.run_path(str(path), {"note": note})
     unreached = horizon.result(4, 0, {})["unreached"]
     assert [Path(one).name for one in unreached] == [f"monitor.py:{line}" for line in (3, 11, 13)]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_left"),
+    [
+        ("calls += 1\n    if calls % 100 == 0: zeros(9)", True),
+        ("if calls % 100 == 0: zeros(9)\n    calls += 1", False),
+        ("left -= 1\n    if left == 0: zeros(9)", True),
+    ],
+)
+def test_a_hook_counts_from_its_first_call_on(code: str, is_left: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"calls, left = 0, 900\ndef hook():\n    global calls, left\n    {code}\n"
+        "hooks = [hook]\nfor batch in [1] * 3:\n    note()\n    hooks[0]()\n"
+    )
+    horizon, found = Horizon(), []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        found[:] = horizon.result(3, 0, {})["unreached"]
+
+    runpy.run_path(str(path), {"note": note, "zeros": bytearray})
+    assert bool(found) is is_left
 
 
 CELLS = ("def log(): print(1)\n", "for step in range(100):\n    note()\n    {code}\n")
@@ -216,7 +262,7 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "total = 0\n"
-        "for batch in range(1000):\n"
+        "for batch in stream():\n"
         "    note()\n"
         "    total += 1\n"
         "    if total % 90 == 0: evaluate()\n"
@@ -231,10 +277,51 @@ def test_a_counter_that_comes_to_a_branch_is_waited_for(tmp_path: Path) -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        runpy.run_path(str(path), {"note": note, "evaluate": lambda: bytearray(9)})
+        runpy.run_path(str(path), {"note": note, "evaluate": print, "stream": itertools.count})
     assert waits[0] == [False, True]
     assert waits[60] == [True, True]
     assert waits[-1] == [False, False]
+
+
+def test_a_counter_is_set_to_what_a_later_branch_waits_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def train():\n"
+        "    global calls\n"
+        "    total, state, self.left = 0, {'n': 0}, 900\n"
+        "    while total < 1000:\n"
+        "        note()\n"
+        "        total += 1; state['n'] += 8; self.left -= 1\n"
+        "        if total % 300 == 0: evaluate(total)\n"
+        "        if state['n'] == 4000: evaluate(state['n'])\n"
+        "        if self.left == 1: evaluate(self.left)\n"
+        "        if total == 2000: evaluate(total)\n"
+        "        if total == 990: print(total)\n"
+        "        calls += 1\n"
+        "        if calls == 500: evaluate(calls)\n"
+        "def hook():\n"
+        "    if calls == 400: evaluate(calls)\n"
+        "calls, hooks = 0, [hook]\n"
+        "train()\n"
+    )
+    horizon, seen, waits = Horizon(), [], []
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        next(following)()
+
+    def stop() -> None:
+        raise StoppedError
+
+    following = iter([int, int, int, *[lambda: waits.append(horizon.waits(50))] * 5, stop])
+    with pytest.raises(StoppedError):
+        runpy.run_path(
+            str(path), {"note": note, "evaluate": seen.append, "self": SimpleNamespace()}
+        )
+    assert sorted(seen) == [1, 300, 500, 4000]
+    assert waits == [True, True, True, True, False]
+    unreached = horizon.result(7, 0, {})["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:10", "train.py:15"]
 
 
 def test_a_branch_that_keeps_memory_each_time_is_told(tmp_path: Path) -> None:
@@ -295,6 +382,31 @@ def test_what_each_batch_of_an_epoch_keeps_is_told(
     runpy.run_path(str(path), names)
     unreached = horizon.result(12, 0, {(str(path), 5): set()})["unreached"]
     assert [Path(one).name for one in unreached] == ["train.py:5"] * is_left
+
+
+@pytest.mark.parametrize(("held", "is_left"), [({1, 41}, True), ({81}, False)])
+def test_what_a_branch_keeps_may_be_made_before_it(
+    held: set[int], is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "kept = []\nfor n, output in enumerate(outputs):\n"
+        "    note()\n    if n % 40 == 0: kept.append(output)\n"
+    )
+    monkeypatch.setattr(horizon_module, "is_on_device", lambda one: one is not None)
+    horizon = Horizon()
+    outputs = itertools.chain([torch.ones(1)] * 90, iter(float, 1))
+    following = iter([*[int] * 90, lambda: 1 / 0])
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        next(following)()
+
+    with pytest.raises(ZeroDivisionError):
+        runpy.run_path(str(path), {"note": note, "outputs": outputs})
+    ran = {(str(path), 2): {("train.py:2", step) for step in held}}
+    unreached = horizon.result(90, 0, ran)["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:4"] * is_left
 
 
 @pytest.mark.parametrize(

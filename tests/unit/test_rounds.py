@@ -33,6 +33,9 @@ class Training:
     def is_spent(self) -> bool:
         return self.steps_done >= self.began + FEW
 
+    def waits(self) -> bool:
+        return False
+
     def begin_rounds(self) -> None:
         pass
 
@@ -126,6 +129,16 @@ def test_a_generator_has_larger_numbers_to_come(monkeypatch: pytest.MonkeyPatch)
     assert larger == {("train.py", 2): True}
     assert [*found["batches"]()] == [[8]] * 99 + [[64]] * 99 + [[16]] * 99
     assert larger == {("train.py", 2): False}
+
+
+def test_larger_numbers_beside_a_loader_that_ends_early_are_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "for one, (size, name) in zip(loader, sizes): step()\nlarger = __tuner_rounds__.larger"
+    for sizes, is_larger in ([8] * 9, False), ([8, 8, 8, 64], True), ([8, 64, 8], False):
+        names = {"loader": iter([0, 0]), "sizes": [(size, "a") for size in sizes]}
+        found = run(text, Training(), monkeypatch, **names)
+        assert found["larger"] == {("train.py", 1): is_larger}
 
 
 def test_each_training_of_a_sweep_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,14 @@ COUNTERS = frozenset(
 )
 """Names by which trainers and programs count."""
 
+_TESTS = (ast.If, ast.IfExp, ast.While)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SAFE = (
     *(ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Subscript),
     *(ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.expr_context, ast.operator, ast.cmpop),
-    *(ast.boolop, ast.unaryop, ast.Call),
+    *(ast.boolop, ast.unaryop, ast.Call, ast.Dict, ast.JoinedStr, ast.FormattedValue),
 )
 SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
 PURE_CALLS = (
@@ -90,7 +91,7 @@ class Test:
     the test can't be evaluated.
     """
 
-    node: ast.If | ast.IfExp
+    node: ast.If | ast.IfExp | ast.While
     function: ast.AST
     atoms: dict[str, ast.expr]
     code: CodeType | None
@@ -98,7 +99,9 @@ class Test:
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
     values: dict[str, int | float] = field(default_factory=dict)
-    """The last values of its counters, and those of its other names."""
+    """The values of its counters until any were left out, and those of its other names."""
+    now: dict[str, int | float] = field(default_factory=dict)
+    """The last values of its counters in the training loop."""
     names: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, int | None] = field(default_factory=dict)
     each: int = 1
@@ -163,6 +166,9 @@ class Source(Tree):
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
+        self._ended: dict[ast.AST, range] = {}
+        self.falling: set[str] = set()
+        """Numbers that fell from one step to the next."""
 
     def function_of(self, name: str, line: int) -> ast.AST | None:
         """The function, or the module, whose code has this name and begins in this line."""
@@ -228,6 +234,10 @@ class Source(Tree):
         atoms = [last_name(one) for one in test.atoms.values()]
         return atoms == [target] and self.is_within(test.node, loop)
 
+    def loop_that_counts(self, test: Test) -> Any:
+        """The loop that counts the one counter of a test in it; None if none does."""
+        return next((one for one in self.up(test.node) if self.counts(one, test)), None)
+
     def loops_at(self, function: ast.AST, line: int) -> list[Any]:
         """The loops of a function around a line, the outermost first."""
         return [
@@ -270,7 +280,7 @@ class Source(Tree):
 
     def _tests_of(self, function: ast.AST) -> Iterator[Test]:
         for one in self.parts(function):
-            test = self._test(one, function) if isinstance(one, ast.If | ast.IfExp) else None
+            test = self._test(one, function) if isinstance(one, _TESTS) else None
             if test is not None:
                 yield test
 
@@ -284,16 +294,22 @@ class Source(Tree):
                 if found:
                     yield one, found
 
-    def note_counters(self, function: ast.AST, names: set[str]) -> None:
-        """Note that parameters of a function get counters, by a call that the file doesn't tell."""
-        if not names <= self.counters(function):
-            self._given[function] |= names
-            self.__dict__.pop("_passed", None)
-            known = {test.node for test in self.tests}
-            for one, tests in self._tests.items():
-                tests += [test for test in self._tests_of(one) if test.node not in known]
+    def note_counters(self, function: ast.AST, names: set[str]) -> bool:
+        """Note what counts in a function, although the file doesn't tell; true if any is new."""
+        if names <= self.counters(function):
+            return False
+        self._given[function] |= names
+        self.__dict__.pop("_passed", None)
+        known = {test.node for test in self.tests}
+        for one, tests in self._tests.items():
+            tests += [test for test in self._tests_of(one) if test.node not in known]
+        return True
 
-    def _test(self, node: ast.If | ast.IfExp, function: ast.AST) -> Test | None:
+    def tested(self, function: ast.AST) -> Iterator[ast.expr]:
+        """The tests of a function."""
+        return (one.test for one in self.parts(function) if isinstance(one, _TESTS))
+
+    def _test(self, node: ast.If | ast.IfExp | ast.While, function: ast.AST) -> Test | None:
         for counters in (self.counters(function) | self._states, self._ranks):
             counting = Counting(counters, self._aliases(function))
             test = counting.visit(copy.deepcopy(node.test))
@@ -306,8 +322,9 @@ class Source(Tree):
         if simple is not None and any(
             isinstance(one, ast.Name) and one.id in counting.atoms for one in ast.walk(simple)
         ):
-            expression = ast.fix_missing_locations(ast.Expression(simple))
-            code = compile(expression, "<test>", "eval")
+            code = _compiled(simple)
+        elif isinstance(node, ast.IfExp) and not any(map(self.is_counted, counting.atoms.values())):
+            return None  # as for a random number, of which nothing tells the branch that ran
         return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
 
     @cached_property
@@ -396,23 +413,26 @@ class Source(Tree):
         return found
 
     @cached_property
-    def _added(self) -> dict[str, list[ast.stmt]]:
+    def _added(self) -> dict[str, list[ast.stmt | ast.expr]]:
         """The names, attributes and items that are counted up or down, and where.
 
         The length of a list that is added to counts, and the next number of `itertools.count`.
         """
-        found: dict[str, list[ast.stmt]] = defaultdict(list)
+        found: dict[str, list[Any]] = defaultdict(list)
         for one in ast.walk(self._tree):
-            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add | ast.Sub):
-                if _is_number(one.value):
-                    found[ast.unparse(one.target)].append(one)
-            elif isinstance(one, ast.Assign) and len(one.targets) == 1:
-                target = ast.unparse(one.targets[0])
-                if ast.unparse(one.value) in (f"{target} + 1", f"1 + {target}"):
+            if (
+                isinstance(one, ast.AugAssign)
+                and isinstance(one.op, ast.Add | ast.Sub)
+                and _is_number(one.value)
+            ):
+                found[ast.unparse(one.target)].append(one)
+            for name, value in _assigned(one):
+                target = ast.unparse(name)
+                if ast.unparse(value) in (f"{target} + 1", f"1 + {target}"):
                     found[target].append(one)
-                elif last_name(getattr(one.value, "func", one)) == "count":
-                    found[f"next({target})"].append(one)
-            elif isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
+                elif last_name(getattr(value, "func", one)) == "count":
+                    found[f"next({target})"].append(value)
+            if isinstance(one, ast.Expr) and last_name(getattr(one.value, "func", one)) in _ADDS:
                 added = one.value.func  # type: ignore[attr-defined]
                 if isinstance(added, ast.Attribute):
                     found[f"len({ast.unparse(added.value)})"].append(one)
@@ -447,6 +467,7 @@ class Source(Tree):
             if len(values) == 1
             and (
                 isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
+                or (isinstance(values[0], ast.Call | ast.IfExp) and is_safe(values[0]))
                 or ast.unparse(values[0]) in self._added
             )
         }
@@ -457,26 +478,27 @@ class Source(Tree):
         found = 0
         for one in self._added.get(ast.unparse(atom), ()):
             if self._function_around(one) is function:
-                found += _sign(one) * ((line <= one.lineno < at) - (at < one.lineno < line))
+                found += _added_by(one) * ((line <= one.lineno < at) - (at < one.lineno < line))
         return found
 
     def begins_at(self, test: Test, atom: ast.expr) -> int:
         """The first value of a counter at its test, in a function that begins anew each time."""
         added = self._added.get(ast.unparse(atom), ())
         for one in added:
-            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call):  # itertools.count
-                return next((value_of(given, {}) or 0 for given in one.value.args), 0)
+            if isinstance(one, ast.Call):  # itertools.count
+                return next((value_of(given, {}) or 0 for given in one.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
-        return sum(_sign(one) for one in here if one.lineno < test.node.lineno)
+        return sum(_added_by(one) for one in here if one.lineno < test.node.lineno)
 
     def is_counted(self, atom: ast.expr) -> bool:
         """True for a counter that the program counts by itself."""
         return bool(self._added.get(ast.unparse(atom)))
 
     def falls(self, atom: ast.expr) -> bool:
-        """True for a counter that is counted down."""
+        """True for a counter that is counted down, or was seen to fall."""
         added = self._added.get(ast.unparse(atom), ())
-        return bool(added) and all(_sign(one) < 0 for one in added)
+        is_down = bool(added) and all(_added_by(one) < 0 for one in added)
+        return is_down or ast.unparse(atom) in self.falling
 
     def values(self, node: ast.AST, atom: ast.expr, names: Mapping[str, Any]) -> range | None:
         """The values of a loop's counter; None if they are not known."""
@@ -484,6 +506,38 @@ class Source(Tree):
             if isinstance(one, ast.For | ast.AsyncFor) and counter_target(one) == last_name(atom):
                 return iterated(one.iter, names)
         return None
+
+    def counted_by(
+        self, loop: ast.While, names: Mapping[str, Any]
+    ) -> tuple[int | None, range | None]:
+        """The counter of a `while` loop, and its values; None if they are not known."""
+        leaves: list[Any] = [one for one in ast.walk(loop) if self._leaves(one, loop)]
+        for node, ends in ((loop.test, False), *((one.test, True) for one in leaves)):
+            counting = Counting(self.counters(self._function_around(loop)), {})
+            test = counting.visit(copy.deepcopy(node))
+            atom = counting.atoms.get("__0")
+            now = None if atom is None else value_of(atom, names)
+            if atom is None or not isinstance(now, int) or not self._counts_rounds(atom, loop):
+                continue
+            if loop not in self._ended:
+                others = {name: one for name, one in names.items() if not is_of_torch(one)}
+                ended = Test(loop, loop, counting.atoms, _compiled(test))
+                coming = range(now, now + FUTURE)
+                found = (one for one in coming if ended.outcome({"__0": one}, others) is ends)
+                self._ended[loop] = range(now, next(found, now))
+            if self._ended[loop]:
+                return now, self._ended[loop]
+        return None, None
+
+    def _leaves(self, node: ast.AST, loop: ast.AST) -> bool:
+        is_end = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
+        return is_end and self.around(node, _LOOPS) is loop
+
+    def _counts_rounds(self, atom: ast.expr, loop: ast.AST) -> bool:
+        """True if each round of a loop adds one to a counter."""
+        added = self._added.get(ast.unparse(atom), [])
+        steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
+        return steps == [1] and self.around(added[0], _LOOPS) is loop and not self.falls(atom)
 
     @property
     def bodies(self) -> list[ast.AST]:
@@ -526,7 +580,8 @@ class Source(Tree):
             if test.code is not None and wanted in test.taken:
                 continue
             body = self._body(test, wanted)
-            if isinstance(test.node, ast.If) and (not body or self.has_run(body, ran)):
+            is_block = not isinstance(test.node, ast.IfExp)
+            if is_block and (not body or self.has_run(body, ran)):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
@@ -544,13 +599,14 @@ class Source(Tree):
         """
         loops = [one for one in self.up(test.node) if isinstance(one, _LOOPS)]
         is_between = any(self.counts(one, test) for one in loops[1:])
-        if is_between and True in test.kept and ON_DEVICE in map(test.names.get, test.added):
+        is_made_before = ON_DEVICE in map(test.names.get, test.added)
+        if is_between and True in test.kept and is_made_before:
             return True
         for wanted, steps in test.kept.items():
             body = self._body(test, wanted)
             if any(_joins(part) for one in self._reached(test, wanted) for part in ast.walk(one)):
                 steps = steps[-1:]  # noqa: PLW2901 - what it joined is gone
-            found = (held for place, held in ran.items() if self.has_run(body, [place]))
+            found = (held for at, held in ran.items() if is_made_before or self.has_run(body, [at]))
             left = set().union(*found) if isinstance(test.node, ast.If) else set()
             lines = {line for line, _ in left}
             each = (all({(line, n - 1), (line, n)} & left for n in steps) for line in lines)
@@ -587,6 +643,8 @@ class Source(Tree):
         if test.code is None or len(test.values) != 1:
             return True
         ((name, value),) = test.values.items()
+        if isinstance(value, float):
+            return True
         now, total = int(value), test.totals.get(name)
         coming = [range(now + 1, now + FUTURE if total is None else min(total, now + FUTURE) + 1)]
         if self.falls(test.atoms[name]):
@@ -695,6 +753,8 @@ class Counting(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         """The node, or what stands for it."""
+        if isinstance(node, ast.NamedExpr):
+            return self.visit(node.value)
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             text = ast.unparse(node)
             item = getattr(node, "attr", None) or getattr(getattr(node, "slice", 0), "value", 0)
@@ -720,6 +780,17 @@ def _is_counter(node: ast.expr, counters: set[str]) -> bool:
     return any(_is_counter(one, counters) for one in parts)
 
 
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The names that a statement or an expression assigns, with their values."""
+    if isinstance(node, ast.NamedExpr):
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+        is_several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        several = (getattr(one, "elts", ()) for one in (target, value))
+        yield from zip(*several, strict=False) if is_several else [(target, value)]
+
+
 def _is_number(node: ast.expr) -> bool:
     """True for a whole number that is added, as of samples: `len(batch) * ranks`."""
     if isinstance(node, ast.BinOp):
@@ -730,9 +801,15 @@ def _is_number(node: ast.expr) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def _sign(added: ast.stmt) -> int:
-    """-1 for a counter that is counted down."""
-    return -1 if isinstance(getattr(added, "op", None), ast.Sub) else 1
+def _added_by(added: ast.AST) -> int:
+    """The number that is added, as far as it is known; negative for a counter that falls."""
+    number = getattr(getattr(added, "value", None), "value", 1)
+    number = number if isinstance(number, int) else 1
+    return -number if isinstance(getattr(added, "op", None), ast.Sub) else number
+
+
+def _compiled(test: ast.expr) -> CodeType:
+    return compile(ast.fix_missing_locations(ast.Expression(test)), "<test>", "eval")
 
 
 def _evaluable(node: ast.expr) -> ast.expr | None:

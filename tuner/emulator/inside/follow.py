@@ -344,6 +344,10 @@ class Follower:
         is_far = is_over and self._budget.launches > self._most_launches // 2
         return self._done >= least and (is_far or not self._goes_on)
 
+    def waits(self) -> bool:
+        """True if a branch waits that comes with the next rounds."""
+        return bool(self._horizon.waits(MOST_STEPS - self._done))
+
     def begin_rounds(self) -> None:
         """Go back to training: a loop begins that has trained before."""
         if self._phase == END:
@@ -374,7 +378,7 @@ class Follower:
             after_training=lambda: self._enter(END),
             accumulation=lambda: int(self._arrived.settings.get("grad_accum") or 1),
             evaluates=lambda: self._evaluates,
-            waits=lambda: self._horizon.waits(MOST_STEPS - self._done),
+            waits=self.waits,
             memory=self._memory,
         )
 
@@ -494,7 +498,7 @@ class Follower:
         """
         phase = run_phase(self._phase, self._done, self._steps)
         if phase in (EVALUATION, END):
-            phase = _named(called_around(sys._getframe(1))) or phase
+            phase = _named(called_around(sys._getframe())) or phase
         about = {"phase": phase, **self._memory.refusals.note(size)}
         send({"event": "out_of_memory", "requested_bytes": size, **about})
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import ctypes
 import functools
 import inspect
 import itertools
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +47,14 @@ from tuner.emulator.inside.branches import (
 from tuner.emulator.inside.faults import guarded
 from tuner.emulator.inside.lines import frames_of, joined, package_of, parsed, shown
 from tuner.emulator.inside.one_rank import STANDS_FOR
-from tuner.emulator.inside.rounds import MOST_CALLS, MOST_VISITS, last_name, loops, size_of
+from tuner.emulator.inside.rounds import (
+    MOST_CALLS,
+    MOST_VISITS,
+    called_in,
+    last_name,
+    loops,
+    size_of,
+)
 
 _SIZED = re.compile(
     r"""
@@ -160,6 +169,13 @@ class _Ramps:
                 found[function].append(ramp)
         return found
 
+    def numbers(self, function: ast.AST) -> Iterator[ast.expr]:
+        """The names, attributes and items in tests and sizes of a function."""
+        for node in itertools.chain(self._source.tested(function), self._sizes(function)):
+            for one in ast.walk(node):
+                if isinstance(one, ast.Name | ast.Attribute | ast.Subscript):
+                    yield one
+
     def _rows(self, function: ast.AST) -> Iterator[ast.expr]:
         """The items and slices that a function takes from its lists."""
         for one in self._source.parts(function):
@@ -229,6 +245,8 @@ class Horizon:
     def __init__(self) -> None:
         self._sources: dict[str, Source | None] = {}
         self._ramps: dict[str, _Ramps] = {}
+        self._numbers: dict[tuple[ast.AST, str], int | float] = {}
+        """The first value of what may be a counter, as it is written in a function."""
         self._boundaries: set[Place] = set()
         self._on_stack: set[ast.AST] = set()
         self.steps_left: int | None = None
@@ -243,6 +261,10 @@ class Horizon:
         self._done = 0
         self._cut: list[Place] = []
         """The loops that left out rounds."""
+        self._advanced: list[Test] = []
+        """The tests whose counters were set to a later value, up to two times."""
+        self._is_cut = False
+        """True if counters have left out values."""
         self._left: list[Place] = []
         """Lines that are told: loops that left out trainings, and later uses of a loop's lists."""
 
@@ -268,10 +290,11 @@ class Horizon:
             names = _names(one)
             if self._done <= _FOLLOWED_STEPS:
                 self._follow_calls(source, function, names)
+                self._find_counters(source, function, names)
             for test in source.tests_in(function):
                 if is_in_loop or source.is_within(test.node, loops[0]):
                     before = {*test.taken}
-                    _note(test, names, source, line, is_cut=bool(self._cut))
+                    _note(test, names, source, line, is_cut=self._is_cut)
                     # A branch that adds to lists comes twice: what both times left there grows.
                     for outcome in test.taken - before:
                         if source.adds(test, outcome):
@@ -281,11 +304,11 @@ class Horizon:
             ramps = self._ramps.setdefault(source.name, _Ramps(source))
             for ramp in ramps.found.get(function, ()):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
-                    ramps.see(ramp, names, line, is_cut=bool(self._cut))
-            totals += [_progress(loop, names) for loop in loops]
+                    ramps.see(ramp, names, line, is_cut=self._is_cut)
+            totals += [_progress(source, loop, names) for loop in loops]
             is_in_loop = True
             del names
-        if not self._cut:
+        if not self._is_cut:
             self._note_total(totals[::-1])
 
     def _follow_calls(self, source: Source, function: ast.AST, names: dict[str, Any]) -> None:
@@ -302,6 +325,19 @@ class Horizon:
                     known = code.co_varnames[first : code.co_argcount + code.co_kwonlyargcount]
                     places = dict(enumerate(known))
                     other.note_counters(found, {places.get(key, key) for key in given} & {*known})
+
+    def _find_counters(self, source: Source, function: ast.AST, names: dict[str, Any]) -> None:
+        """Note the numbers in tests and sizes of a function that differ from step to step."""
+        found = set()
+        for one in self._ramps.setdefault(source.name, _Ramps(source)).numbers(function):
+            value, text = value_of(one, names), ast.unparse(one)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                before = self._numbers.setdefault((function, text), value)
+                if value != before:
+                    found.add(text)
+                    source.falling |= {text} if value < before else set()
+        if source.note_counters(function, found):
+            self._ramps.pop(source.name)
 
     def _note_total(self, totals: Sequence[tuple[int | None, int]]) -> None:
         """`totals` are the iterations of the loops and those that ran, the innermost first."""
@@ -348,17 +384,46 @@ class Horizon:
 
     @guarded("the branches that come")
     def waits(self, steps: int) -> bool:
-        """True if the program's own counter comes to a branch that may allocate, in these steps."""
+        """True if a counter comes to a branch that may allocate, in these steps.
+
+        One that comes to it later in the training is set to what it has there.
+        """
+        coming = sorted(self._coming(max(steps, self.steps_left or 0)), key=lambda one: one[0])
+        is_near = bool(coming) and coming[0][0] < steps
+        return is_near or any(self._advance(*one) for _, *one in coming)
+
+    def _coming(self, most: int) -> Iterator[tuple[int, Test, Any, int]]:
+        """The steps until a test waits no more, the loop that counts, and what is left to count."""
         for source in self._all:
             for test in source.tests:
-                if not test.code or len(test.values) != 1 or test.function not in self._on_stack:
+                if not test.code or len(test.now) != 1 or test.function not in self._on_stack:
                     continue
-                ((name, value),) = test.values.items()
-                sign = -1 if source.falls(test.atoms[name]) else 1
-                coming = (test.is_new(int(value) + sign * one) for one in range(1, steps + 1))
-                is_near = source.is_counted(test.atoms[name]) and any(coming)
-                if is_near and any(source.left_by(test, self._boundaries)):
-                    return True
+                ((name, value),) = test.now.items()
+                loop = source.loop_that_counts(test)
+                is_range = loop is not None and "enumerate" not in called_in(loop.iter)
+                if is_range or isinstance(value, float) or self._advanced.count(test) > 1:
+                    continue
+                if not any(source.left_by(test, self._boundaries)):
+                    continue
+                by = -test.each if source.falls(test.atoms[name]) else test.each
+                total = test.totals.get(name)
+                coming = range(int(value) + by, int(value) + by * most + by, by)
+                at = next((n for n, one in enumerate(coming) if test.is_new(one)), None)
+                if at is not None and (total is None or coming[at] <= total):
+                    yield at, test, loop, at * by
+
+    def _advance(self, test: Test, loop: Any, by: int) -> bool:
+        """Add to the counter of a test; false if that is impossible."""
+        self._advanced.append(test)
+        if not self._is_cut:
+            self._look_back(self._done, 1, self._boundaries)
+        for frame, _, function, _ in self._own(sys._getframe()):
+            if function is test.function:
+                if loop is not None:
+                    loops().ahead[id(frame), loop.lineno] = by
+                has = loop is not None or _add(frame, next(iter(test.atoms.values())), by)
+                self._is_cut |= has
+                return has
         return False
 
     def cut(
@@ -369,7 +434,7 @@ class Horizon:
         It is the next one of a training, or one at which a branch is taken that was not. From now
         on counters don't tell which values they had.
         """
-        if not self._cut:
+        if not self._is_cut:
             self._look_back(done, epochs, {joined(*place) for place in ran})
         _, source, function, line = next(self._own(frame))
         loop = source.loop_of(function, line)
@@ -377,6 +442,7 @@ class Horizon:
             return None
         place = source.name, loop.lineno
         if place not in self._cut:
+            self._is_cut = True
             self._cut.append(place)
             self._left += ((source.name, at) for at in source.uses_of_lists(function, loop))
         if source.has_run(loop.body, self.trainings):
@@ -460,6 +526,25 @@ def _names(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def _add(frame: FrameType, atom: ast.expr, by: int) -> bool:
+    """Add to a counter of a running function; false if that is impossible."""
+    names = _names(frame)
+    value, local = value_of(atom, names), frame.f_locals
+    if not isinstance(value, int):
+        return False
+    try:
+        if isinstance(atom, ast.Attribute):
+            setattr(value_of(atom.value, names), atom.attr, value + by)
+        elif isinstance(atom, ast.Subscript):
+            value_of(atom.value, names)[value_of(atom.slice, names)] = value + by
+        elif isinstance(atom, ast.Name):
+            (local if atom.id in local else frame.f_globals)[atom.id] = value + by
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    except Exception:  # noqa: BLE001 - the program's own objects
+        return False
+    return bool(value_of(atom, _names(frame)) == value + by)
+
+
 def _callees(call: ast.Call, source: Source, names: Mapping[str, Any]) -> Iterator[Any]:
     """The functions that a call runs; of a loop over callbacks, each."""
     for loop in source.up(call):
@@ -491,11 +576,13 @@ def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is
             test.code, test.taken = None, {False}
             return
         values[name] = value + source.shift(test.node, atom, line)
-        test.each = max(test.each, int(values[name] - test.values.get(name, value)))
+        if not is_cut:
+            test.each = max(test.each, int(values[name] - test.values.get(name, values[name])))
         all_values = source.values(test.node, atom, names)
         test.totals[name] = all_values[-1] if all_values else None
         if is_cut:
             test.values.setdefault(name, all_values[0] if all_values else 0)
+    test.now = values
     test.names = {name: names[name] for name in _plain_names(test, names)}
     test.names |= {name: ON_DEVICE for name in test.added if is_on_device(names.get(name))}
     if not is_cut:
@@ -512,13 +599,15 @@ def _plain_names(test: Test, names: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _progress(loop: Any, names: Mapping[str, Any]) -> tuple[int | None, int]:
+def _progress(source: Source, loop: Any, names: Mapping[str, Any]) -> tuple[int | None, int]:
     """The iterations of a loop, None if unknown, and those that are done."""
-    values = iterated(loop.iter, names) if isinstance(loop, ast.For | ast.AsyncFor) else None
+    if isinstance(loop, ast.While):
+        now, values = source.counted_by(loop, names)
+    else:
+        target, values = counter_target(loop), iterated(loop.iter, names)
+        now = names.get(target) if target else None
     if values is None:
         return None, 0
-    target = counter_target(loop)
-    now = names.get(target) if target else None
     return len(values), values.index(now) if isinstance(now, int) and now in values else 0
 
 
@@ -533,7 +622,9 @@ def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
         if test.of_rank:
             ranges[key] = range(1)
         elif isinstance(value, int):
-            ranges[key] = range(value + 1)
+            first = source.begins_at(test, atom)
+            up, down = range(first, max(first, value) + 1), range(value + done, value - 1, -1)
+            ranges[key] = down if source.falls(atom) else up
         elif "epoch" in name:
             ranges[key] = range(max(1, epochs))
         else:

@@ -62,7 +62,9 @@ class _Refusals:
         """Note a request that is being refused; returns its number, line and thread."""
         device_core().emu_give_up_attempt()
         names = ("filename", "line", "name")
-        frames = [dict(zip(names, one, strict=True)) for one in frames_of(sys._getframe(2))]
+        # A thread of PyTorch's that runs the backward pass has no caller.
+        callers = itertools.islice(frames_of(sys._getframe()), 2, None)
+        frames = [dict(zip(names, one, strict=True)) for one in callers]
         entry = {"size": size, "time_us": _now_us(), "frames": frames, "round": self._round}
         self.all.append(entry)
         thread = threading.current_thread()

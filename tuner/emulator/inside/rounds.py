@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 _NAME = "__tuner_rounds__"
 """The name in `builtins` of the one `Rounds` of a process."""
@@ -55,6 +55,9 @@ class Training(Protocol):
     def is_spent(self) -> bool:
         """True if the running training has had enough steps."""
 
+    def waits(self) -> bool:
+        """True if a branch waits that comes with the next rounds."""
+
     def begin_rounds(self) -> None:
         """A loop begins that has trained before."""
 
@@ -73,6 +76,8 @@ class Rounds:
         self._cut: set[tuple[str, int]] = set()
         self._whiles: dict[tuple[int, int], int] = {}
         self._running: dict[int, int] = {}
+        self.ahead: dict[tuple[int, int], int] = {}
+        """By the frame and the line of a loop: the rounds by which it counts on."""
         self.larger: dict[tuple[str, int], bool] = {}
         """By the place of a loop in a generator: true if it is over a list with larger numbers."""
 
@@ -110,7 +115,8 @@ class Rounds:
         key = id(frame), line
         before = self._whiles.get(key)
         self._whiles[key] = training.steps_done
-        if before is None or before == training.steps_done or not training.is_spent:
+        is_early = before is None or before == training.steps_done or not training.is_spent
+        if is_early or training.waits():
             return True
         del self._whiles[key]
         training.cut(frame, range(0))
@@ -141,12 +147,11 @@ class _Loop:
     def __init__(self, rounds: Rounds, training: Training, iterable: Iterable[Any]) -> None:
         self._rounds, self._training = rounds, training
         of = getattr(iterable, "iterable", iterable)  # of a progress bar
-        self._values = of if isinstance(of, range) else None
+        self._of, self._values = of, of if isinstance(of, range) else None
         self._is_kept = _is_kept(of)
         self._more = 0 if self._values is not None else MOST_VISITS
         self._following: Iterator[Any] = iter(iterable)
-        self._served = 0
-        self._visits = 0
+        self._served = self._visits = self._ahead = 0
         self._is_plain = False
         self._rest: Sequence[Any] = ()
         """The items that are left out, of which those at the places `_due` have their turn."""
@@ -164,7 +169,8 @@ class _Loop:
             self._rounds.runs(self._frame, 1)
         trained = self._before is not None and done > self._before
         self._before = done
-        if self._visits or (trained and self._training.is_spent):
+        is_spent = trained and self._training.is_spent and not self._training.waits()
+        if self._visits or is_spent:
             self._more -= 1
             if self._more < 0:
                 return self._next_of_few(frame)
@@ -172,10 +178,15 @@ class _Loop:
         try:
             item = next(self._following)
         except StopIteration:
+            for items, at in _lists_in(self._of):  # beside a loader that was shortened
+                sizes = [max(map(_size, _parts(one)), default=0) for one in items]
+                is_larger = max(sizes[at:], default=0) > max(sizes[:at], default=0)
+                self._rounds.larger[frame.f_code.co_filename, frame.f_lineno] = is_larger
             self._end()
             raise
         self._is_plain = self._is_kept or _is_plain(item)
-        return item
+        self._ahead += self._rounds.ahead.pop((self._frame, frame.f_lineno), 0)
+        return (item[0] + self._ahead, *item[1:]) if self._ahead else item  # numbered
 
     def _next_of_few(self, frame: FrameType) -> Any:
         if not self._visits:
@@ -210,7 +221,7 @@ class _Loop:
     def _end(self) -> None:
         if self._frame is not None:
             self._rounds.runs(self._frame, -1)
-            self._frame, self._following = None, iter(())
+            self._frame, self._of, self._following = None, None, iter(())
 
     def __del__(self) -> None:
         self._end()
@@ -221,6 +232,16 @@ def _is_kept(iterable: Any) -> bool:
     if isinstance(iterable, enumerate | zip | type(iter([]))):
         return all(isinstance(one, int) or _is_kept(one) for one in iterable.__reduce__()[1])
     return isinstance(iterable, list | tuple)
+
+
+def _lists_in(iterable: Any) -> Iterator[tuple[Sequence[Any], int]]:
+    """The lists of items beside each other, with the number of those that had their turn."""
+    if isinstance(iterable, enumerate | zip):
+        for one in iterable.__reduce__()[1]:
+            yield from _lists_in(one)
+    elif isinstance(iterable, type(iter([]))):
+        _, (items,), *at = cast(tuple[Any, ...], iterable.__reduce__())
+        yield items, at[0] if at else len(items)
 
 
 def _is_plain(item: Any) -> bool:
