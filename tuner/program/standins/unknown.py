@@ -207,7 +207,7 @@ _ANY_KEY = _Key("**")
 
 
 def short(value: object) -> str:
-    return repr(value)[:60]
+    return str(getattr(value, "_what", None) or repr(value))[:60]
 
 
 class Unknown:
