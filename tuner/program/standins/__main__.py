@@ -239,7 +239,7 @@ def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
     if not isinstance(name, (Unknown, Text)):
         put(value, name, new)
     elif isinstance(note := getattr(value, "_note", None), Note):
-        note.assign("**", name)
+        note.assign("**", Unknown(f"setattr(..., {getattr(name, '_what', name)}, ...)"))
 
 
 def _unless_unknown(function: Any) -> Any:
