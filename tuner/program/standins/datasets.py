@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.program.standins import MARK
 from tuner.program.standins.files import Refused
+from tuner.program.standins.guard import TooLong, within
 from tuner.program.standins.record import call
 from tuner.program.standins.unknown import (
     CALLS,
@@ -155,8 +156,9 @@ def tried(function: Any, *args: Any, own: Any = None, **kwargs: Any) -> tuple[An
     asked, times, made = len(ORACLE.asked), dict(ORACLE.times), None
     _TRIED.append([])
     try:
-        made = function(*args, **kwargs)
-    except (Exception, Refused, SystemExit):
+        with within(1):
+            made = function(*args, **kwargs)
+    except (Exception, Refused, SystemExit, TooLong):
         pass
     if not (calls := _TRIED.pop()):
         del ORACLE.asked[asked:]

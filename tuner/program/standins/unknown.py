@@ -488,6 +488,9 @@ class Meta(ABCMeta):
         if callable(value) and name[0] != "_":
             PATCHED.setdefault(cls, set()).add(name)
 
+    def register(cls, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """An Auto class that learns of a class of the program's."""
+
     def __instancecheck__(cls, instance: object) -> bool:
         if cls in type(instance).__mro__ or "_path" not in vars(cls):
             return cls in type(instance).__mro__
@@ -539,9 +542,14 @@ class Absent(Thing):
         self._note.given["**"] = Unknown(f"defaults of {self._path}")
         calls_absent(self._path)
         own = [vars(base) for base in type(self).__mro__ if "_path" not in vars(base)]
-        names = [name for each in own for name in each.get("__annotations__", ())]
-        for name in (*names, *kwargs):
-            put(self, name, kwargs.get(name, Unknown(f"{type(self).__name__}.{name}")))
+        kinds = {k: kind for each in own for k, kind in each.get("__annotations__", {}).items()}
+        for name in (*kinds, *kwargs):
+            kind, value = kinds.get(name), kwargs.get(name, self)
+            if isinstance(value, dict) and isinstance(kind, Meta):
+                value = kind(**value)  # a class of the same library
+            elif value is self or (isinstance(value, dict) and "dict" not in str(kind).lower()):
+                value = Unknown(f"{type(self).__name__}.{name}")
+            put(self, name, value)
 
 
 class Note:
