@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -168,7 +169,19 @@ def _other_branches(
             other = run(seed, fixed)
             tried.append((seed, fixed, other))
             seen |= _answered(other)
-    return [found for *_, found in tried[len(runs) :]]
+    seen = Counter(place for *_, found in tried for place in _reached(found))
+    again = [(seed, fixed) for seed, fixed, found in tried if 1 in map(seen.get, _reached(found))]
+    # A value that one run alone has, has nothing to differ from: the same answers, other sizes.
+    others = [run(seed + SEEDS, fixed) for seed, fixed in again]
+    return [*(found for *_, found in tried[len(runs) :]), *others]
+
+
+def _reached(run: Mapping[str, Any]) -> set[str]:
+    """The places of a run's trainings and of their calls; none of one that fails."""
+    if run["ended"] and run["ended"]["kind"] != "exit":
+        return set()
+    found = [each for row in run["trainings"] for each in (row["trainer"], *row["calls"])]
+    return {json.dumps((each["class"], each["where"])) for each in found}
 
 
 def _answered(run: Mapping[str, Any]) -> set[str]:
@@ -321,7 +334,8 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
             keys = {key: each for value in values for key, each in value.items()}
             has_lines = name == "assigned"  # a value, and the line that sets it
             lacks = {k: [_MISSING, v[1]] if has_lines else _MISSING for k, v in keys.items()}
-            found = {k: _joined([v.get(k, lacks[k]) for v in values], lines, k) for k in keys}
+            names = {k: name if k == "$object" else k for k in keys}
+            found = {k: _joined([v.get(k, lacks[k]) for v in values], lines, names[k]) for k in keys}
             one = found.get("$object", found)  # of several classes it is unknown
             return one if "$unknown" in one else found
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"

@@ -29,7 +29,9 @@ LONG = 2**15 + 1
 """Tokens of a row that a cut to fewer makes shorter."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
-_PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama termcolor".split())
+_PLAIN = set(
+    "loguru rich tenacity retry backoff beartype typeguard colorama termcolor typer".split()
+)
 """Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
@@ -166,12 +168,12 @@ class Oracle:
         return (self.seed + self._hash(what)) % 3 + 1
 
     def magnitude(self, what: str, orders: str) -> float:
-        """Another one with each of six seeds, so that any threshold is crossed."""
+        """Another one with each of six seeds, so that any threshold is crossed; then twice that."""
         self._hash(what)
         mixed = orders.split()
         random.Random(what).shuffle(mixed)
-        self.numbers.setdefault(what, answer := self.fixed.get(what, float(mixed[self.seed % 6])))
-        return float(answer)
+        answer = float(mixed[self.seed % 6]) * (1 + self.seed // 6)
+        return self.numbers.setdefault(what, answer)
 
     def number(self, what: str) -> int:
         return int(self.magnitude(what, "2 30 400 5000 60000 2000000")) + self.seed
@@ -207,7 +209,7 @@ _ANY_KEY = _Key("**")
 
 
 def short(value: object) -> str:
-    return str(getattr(value, "_what", None) or repr(value))[:60]
+    return str.__str__(value._what if isinstance(value, Unknown) else repr(value))[:60]
 
 
 class Unknown:
