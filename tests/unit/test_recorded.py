@@ -56,6 +56,13 @@ def test_a_value_that_only_one_answer_reaches_is_unknown():
     assert "$unknown" in values["max_length"]
 
 
+def test_an_answer_that_only_failing_runs_had_is_asked_where_the_program_trains():
+    code = "d = load_dataset('x')\nn = 8 if d.e else 16\nassert d.a and d.b and d.c and d.d\n"
+    code += TRAIN.format("max_length=n")
+    (values,) = given(record(program(code)))
+    assert "$unknown" in values["max_length"]
+
+
 def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():
     code = "n = len(load_dataset('x'))\n" + TRAIN.format(
         "max_length=64 if n > 1000 else 8, packing=True"

@@ -149,38 +149,48 @@ def _other_branches(
     """Runs in which a line asks a question that had one answer there, and gets the other.
 
     What stands behind several conditions is reached so, each of which is met in some run. A line
-    that has had both answers gets them beside other sizes too, as far as `MOST_BRANCHES` go.
+    that has had both answers gets them beside other sizes too, as far as `MOST_BRANCHES` go. In a
+    run that ends well an answer counts that another such run has had: with it others may fail.
     """
     tried = [(seed, dict[str, Any](), found) for seed, found in enumerate(runs)]
-    seen = {key for *_, found in tried for key in _answered(found)}
+    seen = {
+        well: {key for found in runs if _ends_well(found) or not well for key in _answered(found)}
+        for well in (True, False)
+    }
     for numbers in (False, True):
-        at = 0
-        while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
-            seed, fixed, found = tried[at]
-            for what, where, answer in found.get("branches", ()):
-                key = str([what, where, not answer, *([found["numbers"]] if numbers else [])])
-                if key not in seen:
-                    break
-            else:
-                at += 1
-                continue
-            seen.add(key)
-            fixed = {**fixed, what: not answer}
+        while len(tried) < len(runs) + MOST_BRANCHES:
+            asked = (
+                (well, str([what, where, not answer, *([found["numbers"]] if numbers else [])]),
+                 seed, {**fixed, what: not answer})
+                for well in (True, False)
+                for seed, fixed, found in tried
+                if _ends_well(found) is well
+                for what, where, answer in found.get("branches", ())
+            )  # fmt: skip
+            new = next((one for one in asked if one[1] not in seen[one[0]]), None)
+            if new is None:
+                break
+            well, key, seed, fixed = new
             other = run(seed, fixed)
             tried.append((seed, fixed, other))
-            seen |= _answered(other)
-    seen = Counter(place for *_, found in tried for place in _reached(found))
-    again = [(seed, fixed) for seed, fixed, found in tried if 1 in map(seen.get, _reached(found))]
+            seen[well].add(key)
+            for each in {False, _ends_well(other)}:
+                seen[each] |= _answered(other)
+    times = Counter(place for *_, found in tried for place in _reached(found))
+    again = [(seed, fixed) for seed, fixed, found in tried if 1 in map(times.get, _reached(found))]
     # A value that one run alone has, has nothing to differ from: the same answers, other sizes.
     others = [run(seed + SEEDS, fixed) for seed, fixed in again]
     return [*(found for *_, found in tried[len(runs) :]), *others]
 
 
+def _ends_well(run: Mapping[str, Any]) -> bool:
+    return not run["ended"] or run["ended"]["kind"] == "exit"
+
+
 def _reached(run: Mapping[str, Any]) -> set[str]:
     """The places of a run's trainings and of their calls; none of one that fails."""
-    if run["ended"] and run["ended"]["kind"] != "exit":
-        return set()
-    found = [each for row in run["trainings"] for each in (row["trainer"], *row["calls"])]
+    rows = run["trainings"] if _ends_well(run) else ()
+    found = [each for row in rows for each in (row["trainer"], *row["calls"])]
     return {json.dumps((each["class"], each["where"])) for each in found}
 
 
@@ -278,7 +288,7 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     """One record of several runs: what differs between them is unknown."""
     asked = _unique(each for run in runs for each in run["asked"])
     # An answer with which the program fails is no answer that it gets.
-    good = [run for run in runs if (run["ended"] or {"kind": "exit"})["kind"] == "exit"]
+    good = [run for run in runs if _ends_well(run)]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
     lines = _unique(each["where"] for each in asked if each["where"])
     found: dict[str, Any] = {
