@@ -344,8 +344,8 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
             keys = {key: each for value in values for key, each in value.items()}
             has_lines = name == "assigned"  # a value, and the line that sets it
             lacks = {k: [_MISSING, v[1]] if has_lines else _MISSING for k, v in keys.items()}
-            names = {k: name if k == "$object" else k for k in keys}
-            found = {k: _joined([v.get(k, lacks[k]) for v in values], lines, names[k]) for k in keys}
+            below = {k: [v.get(k, lacks[k]) for v in values] for k in keys}
+            found = {k: _joined(v, lines, name if k[0] == "$" else k) for k, v in below.items()}
             one = found.get("$object", found)  # of several classes it is unknown
             return one if "$unknown" in one else found
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"

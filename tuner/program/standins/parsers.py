@@ -240,7 +240,9 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return Unknown(text) if text[:1] in "[{(" else text
+        if text[:1] + text[-1:] in ("[]", "()"):
+            return [_literal(word.strip()) for word in text[1:-1].split(",")]
+        return Unknown(text) if text[:1] == "{" else text
 
 
 def _called(function: Any, words: list[str], kind: Any) -> Any:
@@ -366,7 +368,12 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)] if isinstance(value, list) else value
 
 
-OmegaConf = types.SimpleNamespace(
+class _OmegaConf(types.SimpleNamespace):
+    def __getattr__(self, name: str) -> Any:
+        return Unknown(f"omegaconf.OmegaConf.{name}")
+
+
+OmegaConf = _OmegaConf(
     load=lambda path: Settings(_yaml(path)),
     create=lambda values=None, **_: (
         Settings(values) if isinstance(values, (dict, types.NoneType)) else Unknown("OmegaConf")

@@ -23,7 +23,7 @@ from tuner.program.standins import MARK
 from tuner.program.standins.tables import Tables
 
 put = object.__setattr__
-CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
+CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
 LONG = 2**15 + 1
 """Tokens of a row that a cut to fewer makes shorter."""
@@ -213,22 +213,27 @@ def short(value: object) -> str:
 
 
 class Unknown:
-    """One value that only the real library knows, by the words that made it."""
+    """One value that only the real library knows, by the words that made it.
 
-    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_what")
+    `_rows` is the last call that set the length of the rows that it has, if it has some.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_rows", "_what")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
-        for name, value in (("_at", None), ("_note", None), ("_what", cls.__name__)):
-            put(self, name, value)
+        for name in ("_at", "_note", "_rows"):
+            put(self, name, None)
+        put(self, "_what", cls.__name__)
         return self
 
-    def __init__(self, what: str = "?", at: Any = None) -> None:
+    def __init__(self, what: str = "?", at: Any = None, rows: Any = None) -> None:
         put(self, "_what", what)
         put(self, "_at", at)
+        put(self, "_rows", rows)
 
     def _child(self, what: str) -> Unknown:
-        return Unknown(what[-200:], self._at)
+        return Unknown(what[-200:], self._at, self._rows)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -247,9 +252,10 @@ class Unknown:
                 return _filled(args[0], is_absent)
             return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
-        CALLS.get(last, lambda *given: None)(self, args, kwargs)
+        rows = CALLS.get(last, lambda *given: None)(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
-        return Unknown(f"{self._what}(...)"[-200:], at)
+        rows = rows if isinstance(rows, Note) else self._rows
+        return Unknown(f"{self._what}(...)"[-200:], at, rows)
 
     def __iter__(self) -> Iterator[Any]:
         if self._what.endswith(".keys()"):
