@@ -420,12 +420,13 @@ def knows(model: str | None, read_as: Callable[[], str]) -> Iterator[None]:
     """Says of which training an answer needs what isn't installed."""
     try:
         yield
-    except (ModuleNotFoundError, UnavailableError) as error:
-        needed, text = error, str(getattr(error, "message", ""))
-        if isinstance(error, ModuleNotFoundError):
-            text = f"the configuration of {model} isn't known without transformers"
-            if (needed := missing_extra(error)) is None:
-                raise
+    except UnavailableError as error:
+        text = f"{error.message}\n  read as {read_as()}"
+        raise UnavailableError(text, hint=error.hint) from error
+    except ModuleNotFoundError as error:
+        if (needed := missing_extra(error)) is None:
+            raise
+        text = f"the configuration of {model} isn't known without transformers"
         raise UnavailableError(f"{text}\n  read as {read_as()}", hint=needed.hint) from error
 
 

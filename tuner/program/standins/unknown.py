@@ -252,7 +252,7 @@ class Unknown:
                 return _filled(args[0], is_absent)
             return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
-        rows = CALLS.get(last, lambda *given: None)(self, args, kwargs)
+        rows = (counts := CALLS.get(last)) and counts(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
         rows = rows if isinstance(rows, Note) else self._rows
         return Unknown(f"{self._what}(...)"[-200:], at, rows)
