@@ -15,6 +15,7 @@ import types
 from typing import Any
 
 from tuner.program.standins.configs import RENAMED, Config, config
+from tuner.program.standins.trainers import Parameters
 from tuner.program.standins.unknown import Absent, Unknown
 
 _OF_MODEL = re.compile(
@@ -314,7 +315,7 @@ class Typer:
         return _called(function, words, converter)
 
 
-class Settings(dict[str, Any]):
+class Settings(Parameters):
     """OmegaConf's mapping; a value that refers to another one is unknown."""
 
     def __init__(self, values: Any = ()) -> None:
@@ -326,11 +327,6 @@ class Settings(dict[str, Any]):
         if isinstance(value, (list, tuple)):
             return [self._held(each) for each in value]
         return Unknown(value) if isinstance(value, str) and "${" in value else value
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = self._held(value)
