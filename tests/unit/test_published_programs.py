@@ -179,3 +179,77 @@ SFTTrainer(model="{MODEL}", args=args).train()
         plan = planned(tmp_path, text, gpu=gpu)
         assert knobs(plan, "mixed_precision") == (wanted,)
         assert plan.findings == ()
+
+
+LENGTHS = f"""\
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+tokenizer = AutoTokenizer.from_pretrained("{MODEL}")
+model = AutoModelForCausalLM.from_pretrained("{MODEL}")
+rows = load_dataset("x", split="train")
+lengths = [len(each["input_ids"]) for each in rows.map(lambda row: tokenizer(row["text"]))]
+def cut(row): return tokenizer(row["text"], truncation=True, max_length=96)
+"""
+
+
+def test_the_rows_of_a_trainer_have_the_length_of_their_own_call(tmp_path):
+    text = LENGTHS + "some = rows.map(cut).shuffle()\nTrainer(model, train_dataset=some{}).train()"
+    assert planned(tmp_path, text.format("")).configuration["max_length"] == 96
+    other = ", eval_dataset=rows.map(lambda row: tokenizer(row['text']))"
+    with pytest.raises(InputError, match="max_length"):
+        planned(tmp_path, text.format(other))
+
+
+@pytest.mark.parametrize(
+    ("library", "starts", "words"),
+    [
+        ("fire", "fire.Fire({'train': main})", "train 3 --model={} --packing"),
+        ("typer", "typer.run(main)", "--batch=3 --model {} --packing"),
+        (
+            "omegaconf",
+            "c = omegaconf.OmegaConf\nmain(**c.merge(c.create({'batch': 2}), c.from_cli()))",
+            "batch=3 model={} packing=true",
+        ),
+    ],
+)
+def test_a_command_line_is_read_with_or_without_its_library(tmp_path, library, starts, words):
+    text = f"""\
+import {library}
+from trl import SFTConfig, SFTTrainer
+def main(batch: int = 2, model: str = "none", length: int = 64, packing: bool = False):
+    args = SFTConfig(per_device_train_batch_size=batch, max_length=length, packing=packing)
+    SFTTrainer(model, args=args).train()
+{starts}
+"""
+    plan = planned(tmp_path, text, *words.format(MODEL).split())
+    assert knobs(plan, "micro_batch", "max_length", "padding") == (3, 64, "packed")
+
+
+def test_an_unknown_mapping_of_a_trainer_leaves_its_arguments_known(tmp_path):
+    text = f"""\
+from absent_library import data
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig(per_device_train_batch_size=3)
+SFTTrainer("{MODEL}", args=args, **data()).train()
+"""
+    with pytest.raises(InputError, match=r"LoRA \?, batch 3 x 1, length 1024") as caught:
+        planned(tmp_path, text)
+    assert {one.where.rpartition(" ")[2] for one in caught.value.problems} == {
+        "lora_rank",
+        "optimizer",
+    }
+    plan = planned(tmp_path, text, lora_rank=0, optimizer="adamw_8bit")
+    assert knobs(plan, "lora_rank", "optimizer", "micro_batch") == (0, "adamw_8bit", 3)
+
+
+def test_a_setting_of_an_unknown_name_may_be_any(tmp_path):
+    text = f"""\
+from transformers import load
+from trl import SFTConfig, SFTTrainer
+trainer = SFTTrainer("{MODEL}", args=SFTConfig(max_length=64))
+for name, value in load().items():
+    setattr(trainer.args, name, value)
+trainer.train()
+"""
+    with pytest.raises(InputError, match=r"batch \? x \?"):
+        planned(tmp_path, text)

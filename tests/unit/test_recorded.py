@@ -50,6 +50,19 @@ def test_an_argument_that_the_command_lacks_is_asked_for_with_the_command():
     assert caught.value.hint == "pass it: tuner check --gpu rtx4090 -- train.py ARGUMENT"
 
 
+def test_a_value_that_only_one_answer_reaches_is_unknown():
+    code = "n = len(load_dataset('x'))\nassert n > 1_000_000\n"
+    (values,) = given(record(program(code + TRAIN.format("max_length=n // 500_000"))))
+    assert "$unknown" in values["max_length"]
+
+
+def test_an_answer_that_only_failing_runs_had_is_asked_where_the_program_trains():
+    code = "d = load_dataset('x')\nn = 8 if d.e else 16\nassert d.a and d.b and d.c and d.d\n"
+    code += TRAIN.format("max_length=n")
+    (values,) = given(record(program(code)))
+    assert "$unknown" in values["max_length"]
+
+
 def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():
     code = "n = len(load_dataset('x'))\n" + TRAIN.format(
         "max_length=64 if n > 1000 else 8, packing=True"
@@ -101,7 +114,7 @@ def test_a_training_that_an_answer_decides_is_unsure():
         ),
         (
             [{"$object": {"class": "a"}}, {"$object": {"class": "b"}}],
-            {"$object": {"$unknown": "$object differs with the answers", "where": ["L"]}},
+            {"$unknown": "given differs with the answers", "where": ["L"]},
         ),
     ],
 )

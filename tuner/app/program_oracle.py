@@ -38,7 +38,7 @@ from tuner.predict.predictor import Predictor
 from tuner.program.changes import change
 from tuner.program.edit.place import is_same
 from tuner.program.launch import read_launch, runnable
-from tuner.program.planned import WORKLOAD, ProgramPlan, plan_program
+from tuner.program.planned import WORKLOAD, ProgramPlan, knows, not_predicted, plan_program
 from tuner.program.program import Program
 from tuner.program.settings import Setting, Settings, settings_of
 from tuner.searches.facts import counted_gpus
@@ -281,6 +281,7 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
     predictor: Predictor | None = None
     _wanted: Wanted | None = field(default=None, init=False)
     _others: tuple[PredictedProgram, ...] = field(default=(), init=False)
+    _lost: dict[str, TunerError] = field(default_factory=dict, init=False)
     largest: int | None = field(default=None, init=False)
     doing: ClassVar[str] = "predicting"
 
@@ -305,15 +306,19 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
         if len(every) == 1:
             return plan
         if self.largest is None:
-            alone = [dataclasses.replace(self) for _ in plan.others]  # a predictor has one model
-            each = [
-                oracle.predicted([(program, one)])[0]
-                for oracle, one in zip((self, *alone), every, strict=True)
-            ]
-            self.predictor = None
-            *rest, self.largest = sorted(range(len(each)), key=lambda at: each[at].used_bytes)
+            each: dict[int, PredictedProgram] = {}
+            for at, one in enumerate(every):
+                alone = dataclasses.replace(self)  # a predictor has one model
+                try:
+                    (each[at],) = alone.predicted([(program, one)])
+                except TunerError as error:
+                    self._lost[not_predicted(one.where, error)] = error
+            if not each:
+                raise next(iter(self._lost.values()))
+            *rest, self.largest = sorted(each, key=lambda at: each[at].used_bytes)
             self._others = tuple(each[at] for at in rest)
-        return every[: self.largest + 1][-1]  # a change may make two alike
+        chosen = every[: self.largest + 1][-1]  # a change may make two alike
+        return dataclasses.replace(chosen, at_least=(*chosen.at_least, *self._lost))
 
     def smaller_evaluation(self, found: PredictedProgram) -> Ways:
         """As in `ProgramOracle`: the program's own number, halved until it fits."""
@@ -338,12 +343,9 @@ class ProgramPredictions(ProgramOracle[PredictedProgram]):
             for _, plan in planned
             if plan.loads_full_model_first
         ]
-        try:
+        first = planned[0][1]
+        with knows(first.model, lambda: first.read_as):
             found = how([*configurations, *alone], self.gpu, margin_fraction=self.margin_fraction)
-        except UnavailableError as error:
-            read_as = planned[0][1].read_as
-            text = f"{error.message}\n  read as {read_as}" if read_as else error.message
-            raise UnavailableError(text, hint=error.hint) from error
         whole = iter(found[len(planned) :])
         pinned = pinned_doubts(self.wanted)
         answers = []

@@ -5,6 +5,7 @@ A timeline is kept in memory and on disk, comes with the package, or is traced.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -289,12 +290,13 @@ def require_tracing(subject: Subject, what: str) -> None:
     """Raise `UnavailableError` where no library is installed to trace `what`."""
     if not can_trace():
         digests = set(shipped().models())
-        models = (name for name in load_catalogue() if architecture(name).digest in digests)
+        known = [name for name in load_catalogue() if architecture(name).digest in digests]
+        near = ", ".join(difflib.get_close_matches(subject.model, known, cutoff=0))
         raise UnavailableError(
             f"not answered without PyTorch and transformers: {what} not among the timelines that "
             "come with tuner",
             hint=f"{install_command('all')} (2 GB); without it, tuner knows common settings of "
-            f"{', '.join(models)}",
+            f"{len(known)} models, such as {near}",
         )
 
 

@@ -169,20 +169,24 @@ def plan_program(
                 planned = reading.plan(training) if reading is not None else None
                 read.append((start, training, reading, planned))
     plans: dict[tuple[str, str], ProgramPlan] = {}
-    errors: dict[str, InputError] = {}  # by the note on a training that isn't predicted
+    errors: dict[str, TunerError] = {}  # by the note on a training that isn't predicted
     for start, training, reading, planned in read:
         try:
             if reading is None or planned is None:
                 raise planner.unsupported(training)
             plan = planner.plan(start, training, reading, planned)
             plans.setdefault((plan.model, plan.configuration.key), plan)
-        except InputError as error:
-            why = error.reason.partition("\n")[0]
-            errors[f"{training.where}: the training there isn't predicted: {why}"] = error
+        except TunerError as error:
+            errors[not_predicted(training.where, error)] = error
     if not plans:
         raise next(iter(errors.values()), None) or planner.own_loop()
     first, *others = (replace(p, at_least=(*p.at_least, *errors)) for p in plans.values())
     return replace(first, others=tuple(others))
+
+
+def not_predicted(where: str, error: TunerError) -> str:
+    """The note on the training there beside others, which are predicted."""
+    return f"{where}: the training there isn't predicted: {error.reason.partition(chr(10))[0]}"
 
 
 def plan_training(
@@ -240,15 +244,15 @@ class _Planner:
         knobs |= evaluation
         self._limit_length(chosen, knobs, found)
         summary = functools.partial(_summary, reading, sequences=planned.sequences)
-        knows = functools.partial(_knows, chosen, lambda: summary(knobs))
-        with knows():
+        as_read = functools.partial(knows, chosen, lambda: summary(knobs))
+        with as_read():
             self._check_products(training, chosen, knobs)
         noted = [p for p in dict.fromkeys(found.problems) if not self._is_given(p, training)]
         bounds = [p for p in noted if isinstance(p, Undecided) and p.effect]
         problems = [p for p in noted if p not in bounds]
         if any(p.knob == "images" for p in bounds) and chosen and not problems:
             # An unknown model, of which a prediction tells.
-            with contextlib.suppress(InputError), knows():
+            with contextlib.suppress(InputError), as_read():
                 takes = _takes_images(chosen)
                 bounds = [p for p in bounds if takes or p.knob != "images"]
         if problems or chosen is None:
@@ -257,7 +261,7 @@ class _Planner:
             text = "torch.compile isn't modelled, and only saves memory; speed: "
             found.at_most.append(text + (self._emulated or EMULATE))
         bounds += _resized(training, chosen, knobs)
-        with knows():
+        with as_read():
             knobs = _settled(_with_known_liger(knobs, chosen, found), chosen)
         if "attention" not in given and _lacks_sdpa(chosen, knobs, found):
             found.assumed.append("attention=eager: transformers has no sdpa for this model")
@@ -412,10 +416,13 @@ class _Planner:
 
 
 @contextlib.contextmanager
-def _knows(model: str | None, read_as: Callable[[], str]) -> Iterator[None]:
-    """Says of which training a configuration is needed that only transformers reads."""
+def knows(model: str | None, read_as: Callable[[], str]) -> Iterator[None]:
+    """Says of which training an answer needs what isn't installed."""
     try:
         yield
+    except UnavailableError as error:
+        text = f"{error.message}\n  read as {read_as()}"
+        raise UnavailableError(text, hint=error.hint) from error
     except ModuleNotFoundError as error:
         if (needed := missing_extra(error)) is None:
             raise

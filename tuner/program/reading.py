@@ -412,7 +412,8 @@ def loaded_model(training: ProgramTraining, default: str) -> tuple[str | None, d
         only_run(trainer, "model", "a model with an encoder and a decoder")
     made = source.title.partition(".")[0]
     task = made.partition("For")[2]
-    is_bare = made.endswith("Model") and not made.startswith(("Fast", "Peft", "AutoPeft"))
+    named = made.removesuffix("LMHeadModel")  # of GPT-2: the class for CausalLM
+    is_bare = named.endswith("Model") and not named.startswith(("Fast", "Peft", "AutoPeft"))
     if is_bare or (task and not task.startswith(_HEADS) and "Seq2Seq" not in task):
         only_run(source, "0", "a model of this class")
     given = (trainer.values.get(name) for name in ("processing_class", "tokenizer"))

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -148,27 +149,49 @@ def _other_branches(
     """Runs in which a line asks a question that had one answer there, and gets the other.
 
     What stands behind several conditions is reached so, each of which is met in some run. A line
-    that has had both answers gets them beside other sizes too, as far as `MOST_BRANCHES` go.
+    that has had both answers gets them beside other sizes too, as far as `MOST_BRANCHES` go. In a
+    run that ends well an answer counts that another such run has had: with it others may fail.
     """
     tried = [(seed, dict[str, Any](), found) for seed, found in enumerate(runs)]
-    seen = {key for *_, found in tried for key in _answered(found)}
+    seen = {
+        well: {key for found in runs if _ends_well(found) or not well for key in _answered(found)}
+        for well in (True, False)
+    }
     for numbers in (False, True):
-        at = 0
-        while at < len(tried) and len(tried) < len(runs) + MOST_BRANCHES:
-            seed, fixed, found = tried[at]
-            for what, where, answer in found.get("branches", ()):
-                key = str([what, where, not answer, *([found["numbers"]] if numbers else [])])
-                if key not in seen:
-                    break
-            else:
-                at += 1
-                continue
-            seen.add(key)
-            fixed = {**fixed, what: not answer}
+        while len(tried) < len(runs) + MOST_BRANCHES:
+            asked = (
+                (well, str([what, where, not answer, *([found["numbers"]] if numbers else [])]),
+                 seed, {**fixed, what: not answer})
+                for well in (True, False)
+                for seed, fixed, found in tried
+                if _ends_well(found) is well
+                for what, where, answer in found.get("branches", ())
+            )  # fmt: skip
+            new = next((one for one in asked if one[1] not in seen[one[0]]), None)
+            if new is None:
+                break
+            well, key, seed, fixed = new
             other = run(seed, fixed)
             tried.append((seed, fixed, other))
-            seen |= _answered(other)
-    return [found for *_, found in tried[len(runs) :]]
+            seen[well].add(key)
+            for each in {False, _ends_well(other)}:
+                seen[each] |= _answered(other)
+    times = Counter(place for *_, found in tried for place in _reached(found))
+    again = [(seed, fixed) for seed, fixed, found in tried if 1 in map(times.get, _reached(found))]
+    # A value that one run alone has, has nothing to differ from: the same answers, other sizes.
+    others = [run(seed + SEEDS, fixed) for seed, fixed in again]
+    return [*(found for *_, found in tried[len(runs) :]), *others]
+
+
+def _ends_well(run: Mapping[str, Any]) -> bool:
+    return not run["ended"] or run["ended"]["kind"] == "exit"
+
+
+def _reached(run: Mapping[str, Any]) -> set[str]:
+    """The places of a run's trainings and of their calls; none of one that fails."""
+    rows = run["trainings"] if _ends_well(run) else ()
+    found = [each for row in rows for each in (row["trainer"], *row["calls"])]
+    return {json.dumps((each["class"], each["where"])) for each in found}
 
 
 def _answered(run: Mapping[str, Any]) -> set[str]:
@@ -265,7 +288,7 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     """One record of several runs: what differs between them is unknown."""
     asked = _unique(each for run in runs for each in run["asked"])
     # An answer with which the program fails is no answer that it gets.
-    good = [run for run in runs if (run["ended"] or {"kind": "exit"})["kind"] == "exit"]
+    good = [run for run in runs if _ends_well(run)]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
     lines = _unique(each["where"] for each in asked if each["where"])
     found: dict[str, Any] = {
@@ -321,7 +344,10 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
             keys = {key: each for value in values for key, each in value.items()}
             has_lines = name == "assigned"  # a value, and the line that sets it
             lacks = {k: [_MISSING, v[1]] if has_lines else _MISSING for k, v in keys.items()}
-            return {k: _joined([v.get(k, lacks[k]) for v in values], lines, k) for k in keys}
+            below = {k: [v.get(k, lacks[k]) for v in values] for k in keys}
+            found = {k: _joined(v, lines, name if k[0] == "$" else k) for k, v in below.items()}
+            one = found.get("$object", found)  # of several classes it is unknown
+            return one if "$unknown" in one else found
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"
     own = [place for value in known for place in value["where"]]
     return {"$unknown": what, "where": _unique([*own, *lines])}

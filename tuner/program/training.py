@@ -19,6 +19,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.setup.common import OPTIMIZERS
 from tuner.core.setup.schemas import SCHEMAS
 from tuner.program.arguments import (
+    ANY,
     COMMAND_LINE,
     DTYPES,
     EMULATE,
@@ -155,6 +156,12 @@ class _Reader:
             kind, groups, found, has_bf16=self.has_bf16, where=where,
             evaluates=row.get("evaluates") is True,
         )  # fmt: skip
+        if "args" in call.values and (unknown := call.values.pop(ANY, None)) is not None:
+            own = "train_dataset max_length" if kind == "Trainer" else "peft_config lora_rank"
+            for name, knob in (own.split(), ("optimizers", "optimizer")):
+                if name not in call:
+                    text = f"{unknown.problem}, and may have {name}: {decided_by(knob)}"
+                    found.problems.append(Undecided(text, f"{unknown.where} {knob}", knob))
         self._undecided(found, row.get("arguments"), call.where("args"))
         self._undecided(found, model, call.where("model"), "model")
         if isinstance(model, Mapping) and "$unknown" in model:  # and all that was done to it

@@ -126,28 +126,17 @@ def _forget(target: str, above: str, name: str, held: dict[str, Any], why: str) 
         exec(compile(f"{above}{target} = __unknown__", name, "exec", dont_inherit=True), held)
 
 
-class TooLong(BaseException):
-    """Ends a statement of a notebook."""
-
-
 def _run_statement(statement: Any, name: str, held: dict[str, Any]) -> None:
     import ast
-    import ctypes
 
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(ast.Module([statement], []), name, "exec", flags, dont_inherit=True)
-    what = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(TooLong)
-    late = threading.Timer(2, ctypes.pythonapi.PyThreadState_SetAsyncExc, what)
-    late.daemon = True
-    late.start()
-    try:
+    with guard.within(2):
         made = eval(code, held)
         if code.co_flags & 0x80:  # it awaits
             import asyncio
 
             asyncio.run(made)
-    finally:
-        late.cancel()
 
 
 def _last_line(error: BaseException) -> dict[str, Any] | None:
@@ -239,7 +228,7 @@ def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
     if not isinstance(name, (Unknown, Text)):
         put(value, name, new)
     elif isinstance(note := getattr(value, "_note", None), Note):
-        note.assign("**", name)
+        note.assign("**", Unknown(f"setattr(..., {getattr(name, '_what', name)}, ...)"))
 
 
 def _unless_unknown(function: Any) -> Any:

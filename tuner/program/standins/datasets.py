@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.program.standins import MARK
 from tuner.program.standins.files import Refused
+from tuner.program.standins.guard import TooLong, within
 from tuner.program.standins.record import call
 from tuner.program.standins.unknown import (
     CALLS,
@@ -155,8 +156,9 @@ def tried(function: Any, *args: Any, own: Any = None, **kwargs: Any) -> tuple[An
     asked, times, made = len(ORACLE.asked), dict(ORACLE.times), None
     _TRIED.append([])
     try:
-        made = function(*args, **kwargs)
-    except (Exception, Refused, SystemExit):
+        with within(1):
+            made = function(*args, **kwargs)
+    except (Exception, Refused, SystemExit, TooLong):
         pass
     if not (calls := _TRIED.pop()):
         del ORACLE.asked[asked:]
@@ -204,7 +206,8 @@ def _cut(function: Any, batched: bool, **kwargs: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _mapped(self: Any, args: Any, kwargs: Any) -> None:
+def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
+    """The length to which the function cuts rows, if it does."""
     function = args[0] if args else kwargs.get("function", kwargs.get("transform"))
     rows = [Unknown("row"), Unknown("index")][: 2 if kwargs.get("with_indices") else 1]
     given, many = kwargs.get("fn_kwargs") or {}, kwargs.get("batched") is True
@@ -216,12 +219,13 @@ def _mapped(self: Any, args: Any, kwargs: Any) -> None:
             del _ROWS[line]
         note = call("datasets.map", (), {"max_length": tokens})
         _ROWS[_line(note)] = note
+    return note
 
 
 CALLS.update(dict.fromkeys(("map", "with_transform", "set_transform"), _mapped))
 
 
-def tokenized(rows: Any, collator: Any) -> list[Note]:
+def tokenized(rows: Any, collator: Any, others: Any) -> list[Note]:
     """The lengths of the rows of a trainer, and the tokens that were added."""
     own = _length(*tried(collator, [Unknown("row")]), many=True)
     if own is None and (item := getattr(type(rows), "__getitem__", None)) is not None:
@@ -230,7 +234,8 @@ def tokenized(rows: Any, collator: Any) -> list[Note]:
         own = _length(*tried(lambda: next(iter(rows)), own=each), many=False)
     called = [note for note in _CALLED.values() if note.extra["rows"]]
     cuts = [note for note in called if type(note.given.get("max_length")) is not Unknown]
-    lengths = [own] if own else [*_ROWS.values()] or cuts or called or [*_LIMITS.values()]
+    cut = [note for each in (rows, others) if type(note := getattr(each, "_rows", None)) is Note]
+    lengths = [own] if own else cut or [*_ROWS.values()] or cuts or called or [*_LIMITS.values()]
     return [*_ADDED, *lengths]
 
 

@@ -14,7 +14,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -270,3 +270,22 @@ def watch(seconds: float, memory_bytes: int, finish: Callable[[str, Any], object
         finish("time" if time.monotonic() >= end else "memory", frame and where(frame))
 
     threading.Thread(target=look, daemon=True).start()
+
+
+class TooLong(BaseException):
+    """Ends a part of a program that takes long."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises `TooLong` in this thread if the lines inside are not done by then."""
+    import ctypes
+
+    what = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(TooLong)
+    late = threading.Timer(seconds, ctypes.pythonapi.PyThreadState_SetAsyncExc, what)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()

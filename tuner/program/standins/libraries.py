@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import types
+import typing
 from opcode import opname
 from typing import Any, cast
 
@@ -49,9 +50,8 @@ GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}
 """Stand-ins with a meaning of their own, by path or by library and last name."""
 PARENTS: set[str] = set()
-PARSERS = (
-    "transformers.HfArgumentParser trl.TrlParser trl.get_peft_config trl.get_quantization_config"
-)
+PARSERS = """transformers.HfArgumentParser trl.TrlParser trl.get_peft_config
+trl.get_quantization_config fire.Fire typer.run typer.Typer omegaconf.OmegaConf"""
 _OWN = {
     trainers: "accelerate.Accelerator deepspeed.initialize torch.optim.Optimizer",
     datasets: "torch.utils.data.DataLoader tqdm.tqdm",
@@ -258,6 +258,8 @@ def attribute(path: str) -> Any:
         return FIXED[key]
     if short in PARSERS.split():  # takes argparse and dataclasses, which cost time
         return getattr(importlib.import_module("tuner.program.standins.parsers"), last)
+    if root == "typing_extensions" and hasattr(typing, last):
+        return getattr(typing, last)
     if last == "__version__":
         try:
             return RELEASES.get(root) or importlib.import_module("importlib.metadata").version(root)

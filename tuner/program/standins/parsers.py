@@ -1,18 +1,22 @@
-"""`HfArgumentParser` and `TrlParser`, and TRL's functions of a `ModelConfig`."""
+"""Command lines and settings: parsers of transformers and TRL, and fire, typer and OmegaConf."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import re
 import sys
+import types
 from typing import Any
 
 from tuner.program.standins.configs import RENAMED, Config, config
-from tuner.program.standins.unknown import Absent
+from tuner.program.standins.trainers import Parameters
+from tuner.program.standins.unknown import Absent, Unknown
 
 _OF_MODEL = re.compile(
     "torch_dtype|lora_|load_in_|bnb_|use_(peft|flash|bnb)|attn_|model_|tokenizer_"
@@ -227,3 +231,155 @@ def get_quantization_config(model_args: Any, *args: Any, **kwargs: Any) -> Any:
             bnb_4bit_quant_storage=vars(model_args).get("bnb_4bit_quant_storage"),
         )
     return made(load_in_8bit=True) if model_args.load_in_8bit else None
+
+
+# -- libraries that are not installed ------------------------------------------------------------
+
+
+def _literal(text: str) -> Any:
+    """A word as fire reads it."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        if text[:1] + text[-1:] in ("[]", "()"):
+            return [_literal(word.strip()) for word in text[1:-1].split(",")]
+        return Unknown(text) if text[:1] == "{" else text
+
+
+def _called(function: Any, words: list[str], kind: Any) -> Any:
+    """Calls a function of the program's with the words of its command line.
+
+    Where they say more than its parameters have, those that they don't name are unknown.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parameters, defaults = inspect.signature(function, eval_str=True).parameters, {}
+    for name, each in parameters.items():
+        said = [each.default, *getattr(each.annotation, "__metadata__", ())]
+        options = [one._note.given for one in said if isinstance(one, Absent)]  # typer.Option
+        given = [value for one in options for key, value in one.items() if key.isdigit()]
+        names = [one for one in given if isinstance(one, str) and one[:1] == "-"]
+        named = each.default if not isinstance(each.default, Absent) else given[0]
+        defaults[name] = inspect.Parameter.empty if named is ... else named
+        how = kind(getattr(each.annotation, "__origin__", each.annotation))
+        words_of = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+        parser.add_argument(*names or words_of, dest=name, **how)
+        if how.get("const") is True:
+            no = [f"--no-{word[2:]}" for word in words_of] + [f"--no{name}"]
+            parser.add_argument(*dict.fromkeys(no), dest=name, action="store_const", const=False)
+    found, rest = parser.parse_known_args(words)
+    values, more = vars(found), [word for word in rest if word[:1] != "-"]
+    for name in [name for name in parameters if name not in values][: len(more)]:
+        values[name] = kind(parameters[name].annotation).get("type", str)(more.pop(0))
+    if more or len(rest) != len([word for word in rest if word[:1] != "-"]):
+        defaults = {name: Unknown(name) for name in defaults}
+    known = {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty}
+    return function(**{**known, **values})
+
+
+def Fire(component: Any = None, *args: Any, **kwargs: Any) -> Any:
+    words = sys.argv[1:]
+    if isinstance(component, dict) and words[:1] and words[0] in component:
+        component = component[words.pop(0)]
+    if not inspect.isfunction(component):
+        return Unknown("fire.Fire(...)")
+    how = {"type": _literal, "nargs": "?", "const": True}
+    return _called(component, words, lambda _: how)
+
+
+def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`typer.run`."""
+    return _called(function, sys.argv[1:], converter)
+
+
+class Typer:
+    def __init__(self, **options: Any) -> None:
+        self._commands: dict[str, Any] = {}
+
+    def command(self, name: Any = None, **options: Any) -> Any:
+        def keep(function: Any) -> Any:
+            self._commands[name or function.__name__.replace("_", "-")] = function
+            return function
+
+        return keep
+
+    def callback(self, *args: Any, **options: Any) -> Any:
+        self._commands[""] = None  # so that commands have to be named
+        return lambda function: function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        words = sys.argv[1:]
+        alone = len(self._commands) == 1
+        name = next(iter(self._commands)) if alone else words.pop(0) if words else ""
+        if (function := self._commands.get(name)) is None:
+            return Unknown("typer.Typer()(...)")
+        return _called(function, words, converter)
+
+
+class Settings(Parameters):
+    """OmegaConf's mapping; a value that refers to another one is unknown."""
+
+    def __init__(self, values: Any = ()) -> None:
+        super().__init__({str(k): self._held(v) for k, v in dict(values or {}).items()})
+
+    def _held(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return type(self)(value)
+        if isinstance(value, (list, tuple)):
+            return [self._held(each) for each in value]
+        return Unknown(value) if isinstance(value, str) and "${" in value else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = self._held(value)
+
+
+def _dotted(words: Any) -> Settings:
+    import yaml
+
+    made = Settings()
+    for word in words:
+        path, _, text = word.partition("=")
+        *above, last = path.split(".")
+        inner = made
+        for name in above:
+            inner = inner.setdefault(name, Settings())
+        inner[last] = inner._held(yaml.safe_load(text))
+    return made
+
+
+def _merged(*several: Any) -> Any:
+    if not all(isinstance(each, dict) for each in several):
+        return Unknown("OmegaConf.merge(...)")
+    made = Settings(several[0])
+    for each in several[1:]:
+        for name, value in each.items():
+            old = made.get(name)
+            both = isinstance(old, dict) and isinstance(value, dict)
+            made[name] = _merged(old, value) if both else made._held(value)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else value
+
+
+class _OmegaConf(types.SimpleNamespace):
+    def __getattr__(self, name: str) -> Any:
+        return Unknown(f"omegaconf.OmegaConf.{name}")
+
+
+OmegaConf = _OmegaConf(
+    load=lambda path: Settings(_yaml(path)),
+    create=lambda values=None, **_: (
+        Settings(values) if isinstance(values, (dict, types.NoneType)) else Unknown("OmegaConf")
+    ),
+    merge=_merged,
+    unsafe_merge=_merged,
+    from_dotlist=_dotted,
+    from_cli=lambda words=None: _dotted(sys.argv[1:] if words is None else words),
+    to_container=lambda values, *_, **__: _plain(values),
+    to_object=_plain,
+    is_config=lambda value: isinstance(value, Settings),
+    **dict.fromkeys("resolve set_struct register_new_resolver save".split(), lambda *_, **__: None),
+)

@@ -124,7 +124,7 @@ class Trainer(Holder):
         of_model = model._note if isinstance(model, Model) else Note("", None)
         lora = given.get("peft_config")
         stubs = frozenset(map(id, (arguments, model, lora))) - {id(None)}
-        rows = tokenized(given.get("train_dataset"), given.get("data_collator"))
+        rows = tokenized(*map(given.get, ("train_dataset", "data_collator", "eval_dataset")))
         self._begin(arguments, model)
         calls = [*_SPECIAL, *rows, *self._note.calls, *of_model.calls]
         when = getattr(arguments, "eval_strategy", None)

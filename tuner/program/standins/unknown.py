@@ -23,13 +23,15 @@ from tuner.program.standins import MARK
 from tuner.program.standins.tables import Tables
 
 put = object.__setattr__
-CALLS: dict[str, Callable[[Any, Any, Any], None]] = {}
+CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {}
 """Calls of any value that count, by their last name: `.backward()`, `.step()`."""
 LONG = 2**15 + 1
 """Tokens of a row that a cut to fewer makes shorter."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
-_PLAIN = set("loguru rich tenacity retry backoff beartype typeguard colorama termcolor".split())
+_PLAIN = set(
+    "loguru rich tenacity retry backoff beartype typeguard colorama termcolor typer".split()
+)
 """Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
@@ -166,12 +168,12 @@ class Oracle:
         return (self.seed + self._hash(what)) % 3 + 1
 
     def magnitude(self, what: str, orders: str) -> float:
-        """Another one with each of six seeds, so that any threshold is crossed."""
+        """Another one with each of six seeds, so that any threshold is crossed; then twice that."""
         self._hash(what)
         mixed = orders.split()
         random.Random(what).shuffle(mixed)
-        self.numbers.setdefault(what, answer := self.fixed.get(what, float(mixed[self.seed % 6])))
-        return float(answer)
+        answer = float(mixed[self.seed % 6]) * (1 + self.seed // 6)
+        return self.numbers.setdefault(what, answer)
 
     def number(self, what: str) -> int:
         return int(self.magnitude(what, "2 30 400 5000 60000 2000000")) + self.seed
@@ -207,26 +209,31 @@ _ANY_KEY = _Key("**")
 
 
 def short(value: object) -> str:
-    return repr(value)[:60]
+    return str.__str__(value._what if isinstance(value, Unknown) else repr(value))[:60]
 
 
 class Unknown:
-    """One value that only the real library knows, by the words that made it."""
+    """One value that only the real library knows, by the words that made it.
 
-    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_what")
+    `_rows` is the last call that set the length of the rows that it has, if it has some.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_rows", "_what")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
-        for name, value in (("_at", None), ("_note", None), ("_what", cls.__name__)):
-            put(self, name, value)
+        for name in ("_at", "_note", "_rows"):
+            put(self, name, None)
+        put(self, "_what", cls.__name__)
         return self
 
-    def __init__(self, what: str = "?", at: Any = None) -> None:
+    def __init__(self, what: str = "?", at: Any = None, rows: Any = None) -> None:
         put(self, "_what", what)
         put(self, "_at", at)
+        put(self, "_rows", rows)
 
     def _child(self, what: str) -> Unknown:
-        return Unknown(what[-200:], self._at)
+        return Unknown(what[-200:], self._at, self._rows)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -245,9 +252,10 @@ class Unknown:
                 return _filled(args[0], is_absent)
             return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
-        CALLS.get(last, lambda *given: None)(self, args, kwargs)
+        rows = (counts := CALLS.get(last)) and counts(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
-        return Unknown(f"{self._what}(...)"[-200:], at)
+        rows = rows if isinstance(rows, Note) else self._rows
+        return Unknown(f"{self._what}(...)"[-200:], at, rows)
 
     def __iter__(self) -> Iterator[Any]:
         if self._what.endswith(".keys()"):
@@ -488,6 +496,9 @@ class Meta(ABCMeta):
         if callable(value) and name[0] != "_":
             PATCHED.setdefault(cls, set()).add(name)
 
+    def register(cls, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """An Auto class that learns of a class of the program's."""
+
     def __instancecheck__(cls, instance: object) -> bool:
         if cls in type(instance).__mro__ or "_path" not in vars(cls):
             return cls in type(instance).__mro__
@@ -539,9 +550,14 @@ class Absent(Thing):
         self._note.given["**"] = Unknown(f"defaults of {self._path}")
         calls_absent(self._path)
         own = [vars(base) for base in type(self).__mro__ if "_path" not in vars(base)]
-        names = [name for each in own for name in each.get("__annotations__", ())]
-        for name in (*names, *kwargs):
-            put(self, name, kwargs.get(name, Unknown(f"{type(self).__name__}.{name}")))
+        kinds = {k: kind for each in own for k, kind in each.get("__annotations__", {}).items()}
+        for name in (*kinds, *kwargs):
+            kind, value = kinds.get(name), kwargs.get(name, self)
+            if isinstance(value, dict) and isinstance(kind, Meta):
+                value = kind(**value)  # a class of the same library
+            elif value is self or (isinstance(value, dict) and "dict" not in str(kind).lower()):
+                value = Unknown(f"{type(self).__name__}.{name}")
+            put(self, name, value)
 
 
 class Note:
