@@ -41,7 +41,7 @@ def quoted(page: str) -> list[str]:
     return [s for s in spans if s.count(" ") > 2 and not s.startswith("tuner ")]
 
 
-def test_operations_quotes_what_is_said(program: str) -> None:
+def test_operations_quotes_what_is_said(program):
     found = quoted("docs/reference/failures.md")
     assert len(found) >= 12
     for message in found:

@@ -68,7 +68,7 @@ def cases() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_steps_are_those_of_the_trainer(case: dict[str, Any]):
+def test_steps_are_those_of_the_trainer(case):
     per_epoch = steps_per_epoch(**case)
     assert per_epoch == by_trainer(case)
     # Every rank gets the batches that the length of its loader promises.
