@@ -82,7 +82,6 @@ def _blocks(page: str, text: str) -> Iterator[Block]:
             for name, value in _annotations(token.content):
                 said[name] = (*said.get(name, ()), value)
         elif token.type == "fence":
-            assert token.map is not None
             words = token.info.split()
             language = words[0] if words else ""
             yield Block(page, token.map[0] + 1, language, token.content, said)

@@ -161,7 +161,6 @@ class TestLocks:
             [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(InputError, match="another search"):
             JournalWriter(path).__enter__()

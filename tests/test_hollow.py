@@ -351,7 +351,6 @@ def test_a_processor_that_is_not_known_is_said_to_be_missing(tmp_path):
     fields = {"model_type": "llava", "text_config": text, "vision_config": vision}
     (folder / "config.json").write_text(json.dumps(fields))
     found = write_hollow(str(folder), tmp_path / "hollow")
-    assert found.processor is not None
     assert found.processor.startswith("none: it is not known for llava")
 
 

@@ -38,7 +38,6 @@ def checked(file: str, content: bytes) -> bytes:
 def test_arrays_come_back_as_they_were(folder):
     cache.write_arrays("entry", ARRAYS)
     read = cache.read_arrays("entry")
-    assert read is not None
     assert read.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(read[name], array)

@@ -158,10 +158,10 @@ def trace_optimizer(
     name: str,
     trainable: Sequence[tuple[int, str]],
     *,
-    max_grad_norm: float,
+    clip: bool,
     scaled: bool = False,
 ) -> Timeline:
-    """Trace two optimizer steps, clipping included, on parameters of these sizes and kinds alone.
+    """Trace two optimizer steps on parameters of these sizes and kinds alone.
 
     `scaled` gradients, those of a loss that was scaled for fp16, are divided by the scale first.
 
@@ -185,8 +185,8 @@ def trace_optimizer(
             recorder.enter(Phase.OPTIMIZER, step, 0)
             if scaled:
                 unscale_without_data(parameters)
-            if max_grad_norm > 0:
-                torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            if clip:
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             _label_optimizer_state(recorder, optimizer)
     return recorder.timeline

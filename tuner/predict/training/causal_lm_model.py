@@ -153,7 +153,7 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
             quantize_linears(
                 model,
                 precision=settings.precision.weights,
-                compute_dtype=settings.load_dtype,
+                dtype=settings.load_dtype,
                 double_quant=settings.precision.double_quant,
                 skipped=skipped,
                 storage=settings.quant_storage,

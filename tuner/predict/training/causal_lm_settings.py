@@ -132,7 +132,7 @@ class TrainingSetup(Setup):
             stage=self.parallelism.zero_stage,
             micro_batch=self.batch.micro,
             grad_accum=self.batch.accumulation,
-            max_grad_norm=self.update.max_grad_norm,
+            gradient_clipping=self.update.max_grad_norm,
             mixed_precision=self.precision.autocast,
             reduce_bucket_size=self.ranks.bucket,
         )
@@ -146,8 +146,8 @@ class TrainingSetup(Setup):
     def load_dtype(self) -> torch.dtype:
         """The dtype of weights that are not quantised.
 
-        Beside quantised layers it is the compute dtype: unless `compute_dtype` names one, that
-        of autocast, else bfloat16.
+        Beside quantised layers it is the compute dtype: unless the configuration names one,
+        that of autocast, else bfloat16.
         """
         precision = self.precision
         word = precision.compute if precision.is_quantized else precision.weights

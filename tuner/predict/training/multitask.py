@@ -28,7 +28,6 @@ from tuner.predict.training.encoders import (
     build_encoder,
     initialise_positions,
     initialiser,
-    lora_config,
     names,
     require_positions,
 )
@@ -367,14 +366,10 @@ def _build(
     if isinstance(environment, Machine):
         initialise_positions(model.backbone)
     for task in settings.tasks if settings.adapted else ():
-        adapters = lora_config(
-            names(settings.knobs.lora_targets),
-            rank=task.lora_rank,
-            alpha=settings.knobs.lora_alpha,
-            dropout=settings.step.lora_dropout,
-            skip_pooler=True,
+        adapters = {**settings.step.adapters, "r": task.lora_rank}
+        model.backbone = add_adapter(
+            model.backbone, adapters, environment, name=task.name, skip_pooler=True
         )
-        model.backbone = add_adapter(model.backbone, adapters, environment, task.name)
     model.set_trained()
     model.train()
     return model
