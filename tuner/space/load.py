@@ -509,11 +509,6 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
     return complete_space(dataclasses.replace(empty, fixed=given))
 
 
-def space_folders() -> list[Path]:
-    """The folders of search spaces; the first match counts."""
-    return [Path("search_spaces"), *_OWN_FOLDERS]
-
-
 def is_shipped(space: SearchSpace) -> bool:
     """True if the space comes with tuner."""
     return space.path is not None and space.path.resolve().parent in _OWN_FOLDERS
@@ -527,7 +522,7 @@ def _find() -> dict[str, Path]:
 
 
 def _files() -> Iterator[Path]:
-    for folder in space_folders():
+    for folder in (Path("search_spaces"), *_OWN_FOLDERS):  # the first match counts
         try:
             paths = sorted(folder.iterdir()) if folder.is_dir() else []
         except PermissionError:

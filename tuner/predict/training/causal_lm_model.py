@@ -6,7 +6,7 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -362,11 +362,13 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
         targets = ", ".join(settings.adapter.targets)
         missing = "not found in the base model" in str(error)
         said = " ".join(str(error).split())[:300]
+        linears = (name for name, m in model.named_modules() if isinstance(m, nn.Linear))
+        names = sorted({name.rpartition(".")[2] for name in linears} - {"lm_head"})
         raise InputError(
             f"lora_targets {targets} do not exist in the model"
             if missing
             else f"peft cannot put adapters on lora_targets {targets}: {said}",
-            hint=f"its linear layers are: {', '.join(linear_names(model))}",
+            hint=f"its linear layers are: {', '.join(names)}",
         ) from error
     adapted.without_adapters = bare
     if settings.adapter.kind == LORA_FA:  # peft's create_lorafa_optimizer
@@ -400,16 +402,6 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
                 f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
                 hint="give it an adapter, or set precision to bf16, fp16 or fp32",
             )
-
-
-def linear_names(model: nn.Module) -> list[str]:
-    """The last name parts of all linear layers but the output head, sorted."""
-    names: Iterable[str] = (
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    )
-    return sorted(set(names) - {"lm_head"})
 
 
 _SAME = (

@@ -113,7 +113,8 @@ class TrainingSetup(Setup):
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast, or None without: FSDP2 and DeepSpeed cast weights."""
-        return None if self.parallelism.casts_weights else self._mixed_dtype
+        casts_weights = self.parallelism.is_sharded or self.parallelism.zero_stage > 0
+        return None if casts_weights else self._mixed_dtype
 
     @property
     def _mixed_dtype(self) -> torch.dtype | None:

@@ -329,16 +329,6 @@ class Guided:
     def _running(self) -> NDArray[np.intp]:
         return np.array(sorted(self._pending), dtype=np.intp)
 
-    def recommend(self) -> int | None:
-        """The place of the fastest candidate that fitted in its trial; None without one."""
-        seen, speed, size = self.experience.estimates()
-        usable = size <= self.pool.usable_bytes
-        seen, speed = seen[usable], speed[usable]
-        if not seen.size:
-            return None
-        speed[self.experience.proven_slower(seen)] = 0.0
-        return int(seen[np.argmax(speed)])
-
 
 class GuidedStrategy(Strategy):
     """The guided search as a strategy, with configurations and records instead of places."""
