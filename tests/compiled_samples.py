@@ -1,7 +1,5 @@
 """Random configurations of shallow models, and how far two predictions of one are apart."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

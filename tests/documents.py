@@ -12,8 +12,6 @@ what they print) and a `python` block are run; a `sh` block shows commands witho
 is only parsed. A page's blocks share a folder, and its Python blocks their names.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`import tuner`: the engine of the command line for programs and notebooks."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gc

@@ -1,7 +1,5 @@
 """`tuner check --predict`: a program is read with stand-ins, and writes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The loss of TRL's trainers, adapters in bf16 and the pass of a reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

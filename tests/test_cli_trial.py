@@ -1,7 +1,5 @@
 """`tuner trial`: which device, what is asked of the runner, and what is printed of its answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The cluster files that ship: read by Ray's own code, and true to the GPU catalogue."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

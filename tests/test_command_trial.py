@@ -1,7 +1,5 @@
 """Trials of a command: real programs that report, hang, crash, run out of memory, or go on."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

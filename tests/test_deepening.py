@@ -1,7 +1,5 @@
 """Timelines for all sizes, from traces of few layers, against traces of all layers."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """`tuner diff`: a program under two sets of library versions, each an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

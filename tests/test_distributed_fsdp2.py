@@ -1,7 +1,5 @@
 """Predictions of a rank under FSDP2: a trace of fully_shard itself on tensors without data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

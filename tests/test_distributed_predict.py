@@ -4,8 +4,6 @@ The trace runs PyTorch's own DistributedDataParallel on tensors without data, in
 group; the real session has two gloo ranks on this machine's processor.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trials of several ranks: whose failure is the trial's, and that no rank outlives it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Predictions of a rank under ZeRO: a trace of DeepSpeed's engine on tensors without data."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ What a comment before a block can say is in `documents.py`. `tuner` lines run in
 saves the seconds that PyTorch takes to import; everything else runs in a shell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

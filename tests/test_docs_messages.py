@@ -1,7 +1,5 @@
 """Messages that the documentation quotes are those that the program has."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The site is built with every warning an error: broken links, pages in no menu, docstrings."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`tuner estimate` of the settings of a script answers as `tuner check --predict` of the script."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workloads around an encoder as real trials, in processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 from encoder_samples import TINY_BERT, configuration
 from test_workload_contrastive import TINY as CONTRASTIVE

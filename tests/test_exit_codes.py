@@ -1,7 +1,5 @@
 """Exit codes, the same in every command: the table of `tuner.core.errors`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`docs/extending.md`: each of its blocks, put into the one file that it names, is at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Where the machine lets a process have mounts of its own, the disks are real ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

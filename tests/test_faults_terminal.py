@@ -1,7 +1,5 @@
 """Terminals, pipes, encodings and folders that are not as they usually are, with real commands."""
 
-from __future__ import annotations
-
 import os
 import pty
 import pwd

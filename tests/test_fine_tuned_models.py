@@ -1,7 +1,5 @@
 """The 32 models that people fine-tune most are known; each class answers by default in NF4."""
 
-from __future__ import annotations
-
 import pytest
 from shared_cases.shallow import shallow
 

@@ -1,7 +1,5 @@
 """No code of the current folder runs but for the program that a command promises to run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

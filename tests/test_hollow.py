@@ -1,7 +1,5 @@
 """Hollow checkpoints: from_pretrained finds every weight and no other, and no disk is taken."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

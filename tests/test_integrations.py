@@ -1,7 +1,5 @@
 """Callbacks for existing training code: what they tell, when they stop it, and when they do not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

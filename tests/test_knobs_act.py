@@ -1,7 +1,5 @@
 """Each knob changes something in a real trial, or is refused: none is inert in silence."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`tuner check --largest`: the largest value of a setting, or the largest model, that fits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One session answers all questions: the modules of `[all]` can't be imported in its processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`tuner search --gpu cpu` for real: training runs on this machine's processor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

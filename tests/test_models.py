@@ -1,7 +1,5 @@
 """Every model of the catalogue builds and has its published size; names find it or say why not."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

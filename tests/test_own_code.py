@@ -1,7 +1,5 @@
 """Code of the user's own, searched end to end on the processor; the examples of the documents."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

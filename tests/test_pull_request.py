@@ -1,7 +1,5 @@
 """The Action and the pre-commit hook check the programs of [tool.tuner] on two commits."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The files of a results folder: real pictures and pages, whole or not there at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

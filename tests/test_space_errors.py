@@ -1,7 +1,5 @@
 """Malformed space files: the exact messages, and that nothing but InputError ever comes out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.core.errors import InputError

@@ -1,7 +1,5 @@
 """Mechanisms of memory that published runs showed, each alone in a trace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

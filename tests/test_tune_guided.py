@@ -1,7 +1,5 @@
 """The guided sampler: its gain is exact, it learns what is wrong, and it seldom gambles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """`tuner tune --predict`: the front of a program's settings, of which nothing is run or written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Searches on a real local Ray, with a closed-form GPU in place of the trials."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

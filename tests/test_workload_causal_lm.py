@@ -1,7 +1,5 @@
 """The workload builds what the libraries themselves would: layers, loss, optimizer, adapters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

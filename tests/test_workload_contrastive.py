@@ -1,7 +1,5 @@
 """The embedder of workload `contrastive`: it trains, and its predictions are those of traces."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

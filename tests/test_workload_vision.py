@@ -1,7 +1,5 @@
 """`causal_lm` beyond text and adapters: a vision tower that never runs, modules trained whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 An example is a real file and a few edits, so that it shrinks to the one edit that matters.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

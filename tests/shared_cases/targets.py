@@ -4,8 +4,6 @@ A target's `check` gets the path of a damaged file. It may raise `TunerError`, w
 answer; anything else that it raises is a failure.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """When a search stops: the limits of its budget, and what trials have cost."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

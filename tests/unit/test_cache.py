@@ -1,7 +1,5 @@
 """The cache on disk: what is damaged, stale or strange is rebuilt or ignored, never trusted."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """What trials teach of predictions, what they do not, and predictions corrected by them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import replace

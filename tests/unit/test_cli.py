@@ -1,7 +1,5 @@
 """The commands that need no search: answers, JSON, and one clear message for bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which earlier trials of a folder tell of the same: source, device, limit, model, margin."""
 
-from __future__ import annotations
-
 import dataclasses
 from importlib import metadata
 from types import SimpleNamespace

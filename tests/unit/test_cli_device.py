@@ -1,7 +1,5 @@
 """What `--gpu auto` and `--gpu cpu` mean here, and where trials then run."""
 
-from __future__ import annotations
-
 import json
 import math
 

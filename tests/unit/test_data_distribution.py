@@ -1,7 +1,5 @@
 """Truncation, padding and batches from a distribution of token lengths."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

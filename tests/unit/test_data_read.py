@@ -1,7 +1,5 @@
 """Token lengths from JSONL files: a column, and everything malformed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

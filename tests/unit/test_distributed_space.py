@@ -1,7 +1,5 @@
 """`gpus_per_trial` in search spaces: its kinds, its rules, and what follows from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`tuner export`: each tool's settings go through that tool's own parser, or its list of keys."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

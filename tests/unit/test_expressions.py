@@ -1,7 +1,5 @@
 """Expressions: what they compute, what they refuse, and that nothing else ever escapes."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor

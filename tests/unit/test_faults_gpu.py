@@ -3,8 +3,6 @@
 The driver is a fake with the errors of the real one (`pynvml.NVMLError`).
 """
 
-from __future__ import annotations
-
 import sys
 
 import pynvml

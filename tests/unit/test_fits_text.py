@@ -1,7 +1,5 @@
 """The verdict with the arithmetic behind it, and the changes that go with it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Pareto front and its hypervolume, as properties over any set of trials."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import itertools

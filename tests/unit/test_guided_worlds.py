@@ -1,7 +1,5 @@
 """The guided search in small worlds that are not as predicted: what it is to find out, and when."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

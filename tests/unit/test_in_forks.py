@@ -1,7 +1,5 @@
 """Processes that compute predictions end at once when nobody wants the predictions any more."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """bitsandbytes is imported without PyTorch's compiler, which it gets once it needs it."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

@@ -1,7 +1,5 @@
 """Measured and simulated trials of one folder: which counts, and how well they agree."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

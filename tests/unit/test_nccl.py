@@ -1,7 +1,5 @@
 """Buffers of NCCL as its source says, against out-of-memory messages, and sizes of contexts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

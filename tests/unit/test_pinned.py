@@ -1,7 +1,5 @@
 """The releases that a prediction stands for, and those that a program pins."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

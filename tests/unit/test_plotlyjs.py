@@ -1,7 +1,5 @@
 """The plotting library that reports carry: unchanged, licensed, and of the version drawn for."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 

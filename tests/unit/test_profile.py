@@ -1,7 +1,5 @@
 """Device profiles: written whole, read back equal, damaged ones refused with every problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

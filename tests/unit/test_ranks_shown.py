@@ -1,7 +1,5 @@
 """What commands and files say of trials on several GPUs, and of ranks that share a processor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The recommendation: the fastest that fits with its margin, and what follows from it."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """What a recommendation says of a faster configuration whose trial was killed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What others put into a results folder."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens and passwords do not reach records, wherever a trial printed them."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator
 from typing import Any

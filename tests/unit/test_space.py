@@ -1,7 +1,5 @@
 """The shipped space, the vocabulary, enumeration, settings and finding spaces by name."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Steps of an epoch, against transformers' Trainer and accelerate's loaders."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Configurations that differ in a setting without effect on the operators have one structure."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.core.records import Configuration

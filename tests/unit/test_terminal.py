@@ -3,8 +3,6 @@
 Run as real programs under a real pseudo-terminal, with the environments that CI and Jupyter set.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import re

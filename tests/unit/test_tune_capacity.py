@@ -1,7 +1,5 @@
 """Whose trial is next and whether there is room for it, over nodes that are only numbers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Connecting to Ray, as far as it goes without one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

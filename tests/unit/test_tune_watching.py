@@ -1,7 +1,5 @@
 """The metrics of a search, and the port that serves them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
