@@ -14,11 +14,7 @@ BATCH, LENGTH = 4, 512
 TURING, AMPERE = (7, 5), (8, 0)
 
 
-def _trace(
-    capability: tuple[int, int],
-    layers: int = 2,
-    **settings: Any,
-) -> Trace:
+def _trace(capability: tuple[int, int], layers: int = 2, **settings: Any) -> Trace:
     config = resolve_config("smollm2-135m")
     config.num_hidden_layers = layers
     configuration = Configuration(

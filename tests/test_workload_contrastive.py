@@ -18,11 +18,7 @@ from tuner.core.errors import InputError
 from tuner.predict.predict import predict
 from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.predict.training.contrastive import (
-    Experts,
-    _imbalance,
-    _on_hyperboloid,
-)
+from tuner.predict.training.contrastive import Experts, _imbalance, _on_hyperboloid
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import resolve_config
 

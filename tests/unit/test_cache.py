@@ -178,11 +178,7 @@ def test_code_that_traces_is_part_of_the_environment(monkeypatch):
         assert cache.environment_digest() != before
     finally:
         cache.environment_digest.cache_clear()
-    assert {
-        "tracing/trace.py",
-        "compiler/deepening.py",
-        "training/causal_lm.py",
-    } <= seen
+    assert {"tracing/trace.py", "compiler/deepening.py", "training/causal_lm.py"} <= seen
 
 
 def test_switched_off_it_keeps_nothing(monkeypatch, tmp_path):

@@ -45,8 +45,7 @@ def test_the_versions_of_trials_are_releases(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"device": "B"}, {"memory_limit_bytes": 5}, {"versions": {"model": "another"}}],
+    "changes", [{"device": "B"}, {"memory_limit_bytes": 5}, {"versions": {"model": "another"}}]
 )
 def test_measurements_of_another_device_limit_or_model_go(changes):
     newest = measured(record(1), device="A")

@@ -8,11 +8,7 @@ from documents import blocks
 from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
-from tuner.core.setup.distributed_knobs import (
-    Parallelism,
-    gpus_per_trial,
-    most_gpus_per_trial,
-)
+from tuner.core.setup.distributed_knobs import Parallelism, gpus_per_trial, most_gpus_per_trial
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 

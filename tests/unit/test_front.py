@@ -37,10 +37,7 @@ def trials(pairs):
     """Trials of so many samples/s and GiB; their tokens/s are in another order."""
     return [
         make_record(
-            float(speed * tokens),
-            gib * GIB,
-            settings={"micro_batch": index},
-            sample_tokens=tokens,
+            float(speed * tokens), gib * GIB, settings={"micro_batch": index}, sample_tokens=tokens
         )
         for index, (speed, gib) in enumerate(pairs)
         for tokens in [1 + (index * 389) % 1009]

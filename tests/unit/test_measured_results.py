@@ -10,11 +10,7 @@ from results_samples import GPU, SPACE, make_record
 
 from tuner.core.records import Exhausted, Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
-from tuner.report.terminal.front import (
-    pairs,
-    prediction_error_rows,
-    verdicts_text,
-)
+from tuner.report.terminal.front import pairs, prediction_error_rows, verdicts_text
 from tuner.searches.best import recommend
 from tuner.searches.journal import latest
 from tuner.searches.view import Kind, build_view

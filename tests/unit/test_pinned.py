@@ -24,14 +24,7 @@ from tuner.app.pinned import (
     with_pinned,
 )
 from tuner.core.records import Doubt
-from tuner.predict.releases import (
-    BREAKS,
-    EXPERTS,
-    SFT,
-    STACK,
-    breaks_between,
-    other_releases,
-)
+from tuner.predict.releases import BREAKS, EXPERTS, SFT, STACK, breaks_between, other_releases
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
 from tuner.program.releases import Library

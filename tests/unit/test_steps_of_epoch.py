@@ -32,9 +32,7 @@ def loader(case: dict[str, Any], rank: int = 0) -> Any:
 def by_trainer(case: dict[str, Any]) -> int:
     """Steps of an epoch by `Trainer.set_initial_training_values`."""
     arguments = SimpleNamespace(
-        max_steps=-1,
-        num_train_epochs=3,
-        gradient_accumulation_steps=case["accumulation"],
+        max_steps=-1, num_train_epochs=3, gradient_accumulation_steps=case["accumulation"]
     )
     trainer = SimpleNamespace(
         get_total_train_batch_size=lambda args: 1,

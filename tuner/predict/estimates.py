@@ -88,11 +88,7 @@ class Estimates:
         each = [known[one] for one in self._optimizers]
         update = UpdateTime(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
         return whole_step(
-            passes,
-            update,
-            self._accumulation,
-            reads_loss=reads_loss(settings),
-            places=self._places,
+            passes, update, self._accumulation, reads_loss=reads_loss(settings), places=self._places
         )
 
     def _gradient_bytes(self, index: int) -> list[int]:

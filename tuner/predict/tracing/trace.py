@@ -155,11 +155,7 @@ ZERO_ROUNDS = 3
 
 
 def trace_optimizer(
-    name: str,
-    trainable: Sequence[tuple[int, str]],
-    *,
-    clip: bool,
-    scaled: bool = False,
+    name: str, trainable: Sequence[tuple[int, str]], *, clip: bool, scaled: bool = False
 ) -> Timeline:
     """Trace two optimizer steps on parameters of these sizes and kinds alone.
 
@@ -250,11 +246,7 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
-    with (
-        _optimizers_on_meta(recorder),
-        flash_attention_on_meta(path),
-        library_calls_on_meta(path),
-    ):
+    with _optimizers_on_meta(recorder), flash_attention_on_meta(path), library_calls_on_meta(path):
         yield
 
 

@@ -98,10 +98,7 @@ class TrainingSetup(Setup):
         if self.update.max_grad_norm:
             yield f"{IN_BACKWARD} has no norm of all gradients", "set max_grad_norm to 0"
         if self.precision.autocast == "fp16":
-            yield (
-                f"{IN_BACKWARD} is not predicted with a scaler",
-                "set mixed_precision to bf16",
-            )
+            yield (f"{IN_BACKWARD} is not predicted with a scaler", "set mixed_precision to bf16")
         if self.parallelism.ranks > 1 and not self.parallelism.is_sharded:
             yield f"{IN_BACKWARD} is predicted on one GPU or FSDP2 only", "emulate the program"
 

@@ -74,10 +74,7 @@ def _by_layer(model: nn.Module, mesh: Any, sharding: Sharding) -> Any:
         policy = MixedPrecisionPolicy(param_dtype=sharding.dtype, reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         fully_shard(
-            layer,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=sharding.reshard_after_forward,
+            layer, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward
         )
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 

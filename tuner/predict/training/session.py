@@ -23,9 +23,7 @@ from tuner.predict.training.token_data import TokenBatches
 
 
 def build_optimizer(
-    name: str,
-    parameters: list[torch.nn.Parameter],
-    embeddings: Sequence[torch.nn.Parameter] = (),
+    name: str, parameters: list[torch.nn.Parameter], embeddings: Sequence[torch.nn.Parameter] = ()
 ) -> Any:
     """The optimizer that transformers' Trainer would build for `name`.
 

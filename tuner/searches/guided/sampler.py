@@ -56,13 +56,7 @@ class Guided:
     that fitted may run again, where that is worth more than a new one; else each runs once.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        *,
-        goals: Sequence[Goal] = (),
-        repeats: bool = False,
-    ) -> None:
+    def __init__(self, pool: Pool, *, goals: Sequence[Goal] = (), repeats: bool = False) -> None:
         self.pool = pool
         self.repeats = repeats
         self._goals = tuple(goals)
