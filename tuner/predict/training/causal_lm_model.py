@@ -17,16 +17,8 @@ from torch import nn
 from tuner.core.errors import InputError, unknown
 from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training import Environment, Machine
+from tuner.predict.training import Environment, Machine, losses
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.predict.training.losses import (
-    apply_liger,
-    fused_cross_entropy,
-    use_chunked_loss,
-    use_liger_loss,
-    use_liger_shapes,
-    use_loss,
-)
 from tuner.predict.training.parallel import (
     decoder_layers,
     keep_on_host,
@@ -73,7 +65,7 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
     settings.check_machine(environment.device)
     model, on_host = _with_weights(model_config, settings, environment)
     if settings.process.liger:
-        apply_liger(model)
+        losses.apply_liger(model)
     _share_weights(model, settings, environment)
     # Adapters are made where they will be, or beside what will be sharded.
     made_on = environment.device
@@ -146,7 +138,7 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
         if "fused_norms" in settings.ways or (settings.process.liger and not real):
-            use_liger_shapes(model, gated=settings.process.liger)
+            losses.use_liger_shapes(model, gated=settings.process.liger)
         if "fused_attention" in settings.ways:
             with_fused_attention(model)
         if settings.precision.is_quantized:
@@ -191,13 +183,13 @@ def _use_loss(model: Any, settings: TrainingSetup, *, real: bool) -> None:
     if settings.examples.labels:
         return
     if settings.loss.kind == "chunked":
-        use_chunked_loss(model, real=real)
+        losses.use_chunked_loss(model, real=real)
         return
     if settings.loss.kind == "liger":
-        use_liger_loss(model)
+        losses.use_liger_loss(model)
         return
-    kernel = fused_cross_entropy() if real and settings.loss.fused else None
-    use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
+    kernel = losses.fused_cross_entropy() if real and settings.loss.fused else None
+    losses.use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
 
 
 def _prepare(
