@@ -284,11 +284,6 @@ def test_all_refusals_are_said_at_once():
     assert len(raised.value.problems) == len(NEED_A_GPU) + 1
 
 
-def test_fp16_weights_have_no_gradients_to_scale():
-    with pytest.raises(InputError, match="gradients of fp16 weights"):
-        opened(precision="fp16", mixed_precision="fp16", lora_rank=0)
-
-
 @pytest.fixture
 def _settings_restored(monkeypatch):
     for name in ALLOCATOR_VARIABLES:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointError
 from tuner.core.errors import InputError, TunerError
 from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.core.setup.causal_lm import WITHOUT_CHECKPOINTING
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.operators.timeline import Timeline
@@ -312,7 +313,7 @@ def _model_faults(model_config: Any) -> Iterator[None]:
         raise InputError(
             f"a training step of this {model_config.model_type} model cannot be traced with "
             "gradient checkpointing: its recomputation is not what its forward pass was",
-            hint="set gradient_checkpointing to false",
+            hint=WITHOUT_CHECKPOINTING,
         ) from error
     except Exception as error:
         place = _in_model_code(error.__traceback__) or _in_signature(error)

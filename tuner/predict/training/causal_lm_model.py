@@ -15,7 +15,13 @@ import torch
 from torch import nn
 
 from tuner.core.errors import InputError, unknown
-from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
+from tuner.core.setup.causal_lm import (
+    BLOCKS,
+    LORA_FA,
+    PEFT_METHODS,
+    PEFT_OPTIONS,
+    WITHOUT_CHECKPOINTING,
+)
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
 from tuner.predict.training import Environment, Machine, losses
 from tuner.predict.training.causal_lm_settings import TrainingSetup
@@ -199,7 +205,7 @@ def _prepare(
     if settings.recompute.enabled and not model.supports_gradient_checkpointing:
         raise InputError(
             f"{type(model).__name__} of transformers has no gradient checkpointing",
-            hint="set gradient_checkpointing to false",
+            hint=WITHOUT_CHECKPOINTING,
         )
     checkpointing: dict[str, Any] = {"use_reentrant": settings.recompute.reentrant}
     # Reentrant checkpoints take no other options.

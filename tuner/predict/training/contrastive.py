@@ -270,7 +270,7 @@ def _build(
         initialise_positions(model)
     adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
     for number, encoder in enumerate(model.encoders):
-        if settings.knobs.gradient_checkpointing:
+        if settings.knobs.checkpointing:
             enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
         # Poolers are among all linear layers; their adapters never get a gradient.
         model.encoders[number] = add_adapter(encoder, adapters, environment)
