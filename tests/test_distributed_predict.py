@@ -17,16 +17,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
-from tuner.cost.parallel import (
-    Links,
-    _Exchange,
-    buckets_of,
-    copying_s,
-    link_of,
-    replicated,
-    waited_s,
-    with_exchange,
-)
+from tuner.cost import parallel
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict
@@ -158,19 +149,19 @@ def _measured(runner: IsolatedRunner, asked: Configuration) -> Measurement:
 def test_buckets_are_filled_in_the_order_of_backward():
     sizes = [3 * MIB, 10 * MIB, 20 * MIB, MIB // 2, MIB // 2]
     # The last two fill the first bucket; the others reach 25 MiB with the third.
-    assert buckets_of(sizes) == [MIB, 30 * MIB, 3 * MIB]
-    assert buckets_of([]) == []
-    assert buckets_of([100 * MIB]) == [100 * MIB]
+    assert parallel.buckets_of(sizes) == [MIB, 30 * MIB, 3 * MIB]
+    assert parallel.buckets_of([]) == []
+    assert parallel.buckets_of([100 * MIB]) == [100 * MIB]
 
 
 def test_what_backward_hides_is_not_waited_for():
-    exchange = _Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
-    links = Links(51 * MIB, None, per_machine=4)  # all of it takes one second
-    assert waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
+    exchange = parallel._Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
+    links = parallel.Links(51 * MIB, None, per_machine=4)  # all of it takes one second
+    assert parallel.waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
     # Even then the last bucket is only sent when backward has ended.
-    assert waited_s(exchange, TWO, links, 1e6) == pytest.approx(25 / 51)
-    assert waited_s(exchange, Parallelism(1), links, 0.0) == 0.0
-    assert waited_s(exchange, Parallelism(4), links, 0.0) == pytest.approx(1.5)
+    assert parallel.waited_s(exchange, TWO, links, 1e6) == pytest.approx(25 / 51)
+    assert parallel.waited_s(exchange, Parallelism(1), links, 0.0) == 0.0
+    assert parallel.waited_s(exchange, Parallelism(4), links, 0.0) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +181,10 @@ def test_a_ring_is_as_fast_as_its_slowest_link(settings, expected_s):
     summed = 1 if parallelism.strategy == "hsdp" else 0
     # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
     network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
-    links = Links(10.0, network, parallelism.per_machine)
-    waited = waited_s(_Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
+    links = parallel.Links(10.0, network, parallelism.per_machine)
+    waited = parallel.waited_s(
+        parallel._Exchange(gathered=1, summed=summed), parallelism, links, 0.0
+    )
     assert waited == pytest.approx(expected_s)
 
 
@@ -201,8 +194,8 @@ def times(seconds: float) -> StepTimes:
 
 
 def test_waiting_for_others_is_a_part_of_the_step():
-    exchange = _Exchange(buckets=(10 * MIB,))
-    found = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
+    exchange = parallel._Exchange(buckets=(10 * MIB,))
+    found = parallel.with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
     step_s = float(found.step_s[0])
     assert 1.0 < step_s < 3.0
     assert sum(float(s[0]) for s in found.breakdown_s.values()) == pytest.approx(step_s)
@@ -221,14 +214,14 @@ def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject):
     assert "link_gb_per_s" in error.value.hint
     memory = predict(subject, configuration(), A6000).memory
     with pytest.raises(UnavailableError, match="does not fit"):
-        link_of(replace(without_link(A6000), memory_bytes=MIB), TWO, memory)
+        parallel.link_of(replace(without_link(A6000), memory_bytes=MIB), TWO, memory)
 
 
 def test_a_rank_is_highest_while_a_large_model_is_broadcast():
     live = {"load": 149 * MIB, "forward": 166 * MIB, "backward": 174 * MIB, "optimizer": 150 * MIB}
     parts = {**dict.fromkeys(MemoryCategory, 0), MemoryCategory.WEIGHTS: 174 * MIB}
     memory = Memory(174 * MIB, 174 * MIB, 174 * MIB, 149 * MIB, live, "backward", parts)
-    rank = replicated(memory, [MIB // 2])
+    rank = parallel.replicated(memory, [MIB // 2])
     assert rank.phase_peak_bytes["load"] == rank.peak_allocated_bytes == 2 * 149 * MIB
     assert sum(rank.breakdown.values()) == rank.device_bytes
     assert min(rank.breakdown.values()) >= 0
@@ -254,8 +247,8 @@ def test_what_fsdp2_cannot_train_is_refused_with_the_reason(changes, word, subje
 
 
 def test_copies_of_gradients_cost_traffic_or_kernels():
-    few = copying_s(_Exchange(buckets=(100 * MIB,), tensors=1), A6000)
-    many = copying_s(_Exchange(buckets=(1,), tensors=100), A6000)
+    few = parallel.copying_s(parallel._Exchange(buckets=(100 * MIB,), tensors=1), A6000)
+    many = parallel.copying_s(parallel._Exchange(buckets=(1,), tensors=100), A6000)
     share = Efficiency().bandwidth["elementwise"]
     assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * share))
     assert many == pytest.approx(200 * 3e-6)
