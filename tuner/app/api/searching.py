@@ -27,7 +27,7 @@ OnProgress = Callable[[Mapping[str, "Progress"]], None]
 
 
 class _TrialArguments(TypedDict, total=False):
-    """Where and how trials run."""
+    """The arguments about how trials run, and where."""
 
     mode: Literal["auto", "measure", "emulate", "predict"]
     address: str | None
@@ -43,7 +43,7 @@ class _TrialArguments(TypedDict, total=False):
 
 
 class _BudgetArguments(TypedDict, total=False):
-    """How the search goes on, and when it ends."""
+    """The arguments about the order of trials and the end of the search."""
 
     trials: int
     seed: int
