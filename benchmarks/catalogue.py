@@ -29,12 +29,7 @@ from typing import Any
 
 import yaml
 
-from tuner.space.models.catalogue import (
-    CONFIGS,
-    auto_class,
-    load_catalogue,
-    resolve_config,
-)
+from tuner.space.models.catalogue import CONFIGS, auto_class, load_catalogue, resolve_config
 
 TOLERANCE = 0.02
 """A published number such as "8 B" is a rounded one."""

@@ -28,11 +28,7 @@ author = "the authors of tuner"
 version = release = tuner.__version__
 language = "en"
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx_click",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
 

@@ -3,8 +3,6 @@
 A process of its own, because Ray reads the token of a cluster once in a process.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

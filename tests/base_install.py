@@ -1,7 +1,5 @@
 """An installation without PyTorch, as far as predictions see it."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Pages in headless Chromium, for tests of what a person meets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

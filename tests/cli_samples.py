@@ -1,7 +1,5 @@
 """A model of two layers, a space about it, and a journal for it: nothing takes seconds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

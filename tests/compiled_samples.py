@@ -1,7 +1,5 @@
 """Random configurations of shallow models, and how far two predictions of one are apart."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -58,10 +56,7 @@ def shallow_model(folder: Path, name: str, layers: int) -> str:
 
 def structures(seed: int) -> Iterator[dict[str, Any]]:
     """Endless random choices; each value of a knob comes before any comes twice."""
-    draws = (
-        (CHOICES, random.Random(seed)),
-        (LATER_CHOICES, random.Random(f"{seed} later")),
-    )
+    draws = ((CHOICES, random.Random(seed)), (LATER_CHOICES, random.Random(f"{seed} later")))
     decks: dict[str, list[Any]] = {name: [] for choices, _ in draws for name in choices}
     while True:
         chosen = {}

@@ -1,8 +1,6 @@
 """What holds for every test: it has a home of its own, nothing is timed, signals do what they do in
 a terminal, and tables lose nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

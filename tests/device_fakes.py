@@ -1,7 +1,5 @@
 """GPUs that a driver would answer for, and trials that were measured, without any GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from tuner.core import nvml

@@ -4,8 +4,6 @@ A file stays in one process, so that its cluster or model is made once. Where on
 and its tests share nothing, that leaves the other process idle at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

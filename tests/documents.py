@@ -12,8 +12,6 @@ what they print) and a `python` block are run; a `sh` block shows commands witho
 is only parsed. A page's blocks share a folder, and its Python blocks their names.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -82,7 +80,6 @@ def _blocks(page: str, text: str) -> Iterator[Block]:
             for name, value in _annotations(token.content):
                 said[name] = (*said.get(name, ()), value)
         elif token.type == "fence":
-            assert token.map is not None
             words = token.info.split()
             language = words[0] if words else ""
             yield Block(page, token.map[0] + 1, language, token.content, said)

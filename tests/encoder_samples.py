@@ -1,7 +1,5 @@
 """Tiny encoders, sessions around them, and comparisons of their two kinds of prediction."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

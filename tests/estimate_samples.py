@@ -1,7 +1,5 @@
 """Tiny models and configurations for the tests of traces, and how to trace them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tuner.core.records import Configuration

@@ -3,8 +3,6 @@
 Run under the emulator. The program's own steps, values and errors must be as ever.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

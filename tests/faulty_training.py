@@ -6,8 +6,6 @@ inside the optimizer's step. The body is the product's own, except that the kern
 OOM kills is read from a file, so that a test can play the kernel.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The package as people install it: a wheel, in an environment outside of the checkout."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Never `ray stop`: that would end the clusters of others on the same machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

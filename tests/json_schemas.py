@@ -5,8 +5,6 @@
 A field that is gone, new or of another type fails `test_json_schemas.py` until that is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What real tensors take on the processor while they live, to hold traces against."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tiny job for real trials on the processor, in the test's own process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes of a cluster that are only numbers, and what they answer when they are asked."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 
 from tuner.core.nvml import DeviceIdentity

@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - names are the driver's
 """A driver that answers as NVML does, for machines without one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from pynvml import NVMLError  # the real errors, with their codes and texts

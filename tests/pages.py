@@ -1,7 +1,5 @@
 """What a browser would find in a piece of HTML."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 

@@ -5,8 +5,6 @@ two changes do. `python tests/program_samples.py` prints it anew; every line of 
 before it is kept.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the ranks of a trial do in tests; see `runner_bodies` for those of one process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

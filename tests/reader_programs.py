@@ -250,9 +250,7 @@ def _construct(made: Made, one: Object, chosen: Mapping[str, Any], plain: bool) 
     way = WAYS_BY_NAME["made"] if plain else random.choice(ways)
     words = made.words(None, None, "")
     made.put(
-        way,
-        {**words, "obj": one.name, "class": one.call, "given": ", ".join(given)},
-        made.body,
+        way, {**words, "obj": one.name, "class": one.call, "given": ", ".join(given)}, made.body
     )
     for way, words in later:
         made.put(way, words, made.body)

@@ -1,7 +1,5 @@
 """Trials as a search writes them, with plausible numbers from a simple law, for the tests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

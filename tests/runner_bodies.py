@@ -8,8 +8,6 @@ that `CLOCK` names. A trial waits with what must not come too early for the file
 `heard`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

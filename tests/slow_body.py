@@ -1,7 +1,5 @@
 """A trial that takes longer than its first step may, and says so or does not."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

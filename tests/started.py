@@ -1,7 +1,5 @@
 """Python and `tuner` in processes of their own; none outlives its test."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Kinds of adapters: LoRA, rsLoRA and DoRA as peft makes them, and those that are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.app.estimate import one_configuration

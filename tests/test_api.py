@@ -1,7 +1,5 @@
 """`import tuner`: the engine of the command line for programs and notebooks."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gc
@@ -332,25 +330,24 @@ def test_a_check_is_shown_without_scripts_with_its_text_escaped_and_is_applied(
         again.apply()
 
 
-class TestEstimate:
-    def test_says_what_the_command_says(self, searches, capsys):
-        found = tuner.estimate("wide.yaml", gpu="a6000", micro_batch=10, precision="fp16")
-        assert run(
-            ["estimate", "--space", "wide.yaml", "--gpu", "a6000", "--json",
-             "--set", "micro_batch=10", "--set", "precision=fp16"]
-        ) == 0  # fmt: skip
-        printed = json.loads(capsys.readouterr().out)
-        assert printed.pop("answer")[0]["text"].startswith("fits: ")
-        assert printed == json.loads(json.dumps(found.to_dict()))
-        assert found.configuration["micro_batch"] == 10
-        assert found.fits == found.prediction.fits
-        assert repr(found).startswith("<Estimate of wide on a6000: fits, ")
-        same = tuner.estimate(
-            tuner.load_space("wide.yaml"), gpu="a6000", settings={**FP16, "micro_batch": 10}
-        )
-        assert same.prediction == found.prediction
-        tight = tuner.estimate("wide.yaml", gpu="a6000", margin=0.5, precision="fp16")
-        assert not tight.fits
+def test_says_what_the_command_says(searches, capsys):
+    found = tuner.estimate("wide.yaml", gpu="a6000", micro_batch=10, precision="fp16")
+    assert run(
+        ["estimate", "--space", "wide.yaml", "--gpu", "a6000", "--json",
+         "--set", "micro_batch=10", "--set", "precision=fp16"]
+    ) == 0  # fmt: skip
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("answer")[0]["text"].startswith("fits: ")
+    assert printed == json.loads(json.dumps(found.to_dict()))
+    assert found.configuration["micro_batch"] == 10
+    assert found.fits == found.prediction.fits
+    assert repr(found).startswith("<Estimate of wide on a6000: fits, ")
+    same = tuner.estimate(
+        tuner.load_space("wide.yaml"), gpu="a6000", settings={**FP16, "micro_batch": 10}
+    )
+    assert same.prediction == found.prediction
+    tight = tuner.estimate("wide.yaml", gpu="a6000", margin=0.5, precision="fp16")
+    assert not tight.fits
 
 
 class TestProgram:

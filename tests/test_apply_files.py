@@ -442,10 +442,7 @@ def test_files_that_are_no_configurations(tmp_path):
     latin.write_bytes("a: ä\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.yaml:1: not text in UTF-8"):
         apply(latin, "a", 1)
-    for name, reason in [
-        ("x.ini", "is not a program"),
-        ("none.yaml", "cannot be read"),
-    ]:
+    for name, reason in [("x.ini", "is not a program"), ("none.yaml", "cannot be read")]:
         if name == "x.ini":
             (tmp_path / name).write_text("a = 1\n")
         with pytest.raises(InputError, match=reason):

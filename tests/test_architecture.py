@@ -1,7 +1,5 @@
 """The layers, and what may be imported where: read from the source, and tried in a process."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

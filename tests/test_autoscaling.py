@@ -1,7 +1,5 @@
 """A search makes a cluster start the nodes that its trials need, from none."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

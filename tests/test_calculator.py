@@ -1,7 +1,5 @@
 """The calculator in a browser: its numbers are those of `tuner estimate` without PyTorch."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from pathlib import Path

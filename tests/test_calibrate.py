@@ -1,7 +1,5 @@
 """`tuner calibrate`, with this machine's processor for a GPU: every figure is measured for real."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """`tuner check --predict`: a program is read with stand-ins, and writes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -57,7 +55,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return {**json.loads(found.stdout), "exit": found.returncode}
 
 
-def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) -> None:
+def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer):
     assert (answer["exit"], answer["source"], answer["fits"]) == (1, "predicted", False)
     assert answer["verdict"] == "tight"  # 1.01 GiB, and the interval begins below the limit
     program = answer["program"]
@@ -74,7 +72,7 @@ def test_what_does_not_fit_is_predicted_with_the_trainers_defaults(answer: Any) 
         ("tiny-gpt2", ["lm_head"]),
     ],
 )
-def test_libraries_say_nothing_beside_the_answer(tmp_path: Path, model: str, saved: Any) -> None:
+def test_libraries_say_nothing_beside_the_answer(tmp_path, model, saved):
     # peft warns of tied embeddings that are saved and of gpt2's layers, bitsandbytes of casts.
     lora = f'target_modules="all-linear", modules_to_save={saved}'
     text = PROGRAM.replace('target_modules="all-linear"', lora).replace(
@@ -95,11 +93,8 @@ def test_libraries_say_nothing_beside_the_answer(tmp_path: Path, model: str, sav
 
 @pytest.mark.parametrize("saving", ["activation_offloading", "torch_compile"])
 def test_an_upper_bound_that_does_not_fit_is_unknown_and_a_change_below_it_fits(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    saving: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, saving
+):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(
         PROGRAM.replace("max_length=512,", f"max_length=512, {saving}=True,")
@@ -114,9 +109,7 @@ def test_an_upper_bound_that_does_not_fit_is_unknown_and_a_change_below_it_fits(
     assert is_known != any(line.startswith("speed   unknown under") for line in lines)
 
 
-def test_a_compiled_program_that_fits_gets_no_change_and_no_front(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_compiled_program_that_fits_gets_no_change_and_no_front(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM.replace("max_length=512,", "torch_compile=True,"))
     assert run(["check", "--gpu", "rtx4090", "--predict", "--json", "train.py"]) == 0
@@ -127,7 +120,7 @@ def test_a_compiled_program_that_fits_gets_no_change_and_no_front(
     assert "isn't predicted" in capsys.readouterr().err
 
 
-def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> None:
+def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer):
     found = answer["suggestion"]
     values = found["values"]
     assert values["micro_batch"] * values["grad_accum"] == 64
@@ -136,9 +129,7 @@ def test_a_change_that_fits_is_predicted_and_shown_as_a_diff(answer: Any) -> Non
     assert f"+BATCH_SIZE = {values['micro_batch']}" in found["difference"].splitlines()
 
 
-def test_the_verdict_is_the_first_of_at_most_fourteen_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_is_the_first_of_at_most_fourteen_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     small = ["--gpu", "rtx4090", "--gpu-memory", "1GiB", "--predict"]
@@ -168,7 +159,7 @@ def test_the_verdict_is_the_first_of_at_most_fourteen_lines(
     assert text.endswith("predicted, in 1 prediction")
 
 
-def test_a_change_is_written_after_a_question(tmp_path: Path) -> None:
+def test_a_change_is_written_after_a_question(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     words = ["--predict", "--gpu", "rtx4090", "--gpu-memory", "1GiB", "--apply"]
@@ -191,9 +182,7 @@ def test_a_change_is_written_after_a_question(tmp_path: Path) -> None:
     assert "BATCH_SIZE = 64" not in program.read_text()
 
 
-def test_without_a_gpu_all_types_are_compared_from_one_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_all_types_are_compared_from_one_trace(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "timelines"))
     Path("train.py").write_text(PROGRAM)
@@ -233,7 +222,7 @@ def test_without_a_gpu_all_types_are_compared_from_one_trace(
     assert len(lines) <= 25
 
 
-def test_what_was_predicted_before_is_read_from_the_disk(tmp_path: Path) -> None:
+def test_what_was_predicted_before_is_read_from_the_disk(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     program = read_program(["train.py"], tmp_path, is_run=False)
     found = ProgramPredictions(program, get_gpu("rtx4090")).as_it_is().prediction
@@ -243,15 +232,13 @@ def test_what_was_predicted_before_is_read_from_the_disk(tmp_path: Path) -> None
 
 
 @needs_emulator
-def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path: Path) -> None:
+def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     found = ran(tmp_path, "--set", "micro_batch=2", "--no-changes", "--json", "train.py")
     assert json.loads(found.stdout)["source"] == "predicted"
 
 
-def test_where_no_change_keeps_the_training_another_method_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_no_change_keeps_the_training_another_method_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(
         "from trl import SFTConfig, SFTTrainer\n"
@@ -280,8 +267,8 @@ Trainer(
 
 
 def test_an_evaluation_that_ends_the_program_is_named_with_the_batch_that_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(EVALUATED)
     told = ["check", "--gpu", "rtx4090", "--gpu-memory", "600MiB", "--predict"]
@@ -305,8 +292,8 @@ def test_an_evaluation_that_ends_the_program_is_named_with_the_batch_that_fits(
 
 
 def test_an_evaluation_that_keeps_an_unknown_number_of_logits_is_no_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(
         EVALUATED.replace("Trainer(\n", "Trainer(\n    compute_metrics=print,\n")
@@ -319,8 +306,8 @@ def test_an_evaluation_that_keeps_an_unknown_number_of_logits_is_no_fit(
 
 
 def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n")
     monkeypatch.chdir(tmp_path)
     refused = UnavailableError("there is no C compiler", hint="install one")
@@ -335,9 +322,7 @@ def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
     assert "hint: no compiler: install one; then run it on an emulated GPU: tuner check" in said
 
 
-def test_settings_of_the_allocator_are_replayed_and_proposed_where_free_blocks_decide(
-    tmp_path: Path,
-) -> None:
+def test_settings_of_the_allocator_are_replayed_and_proposed_where_free_blocks_decide(tmp_path):
     gpu = get_gpu("rtx4090")
 
     def of(text: str, *command: str) -> ProgramPredictions:

@@ -1,7 +1,5 @@
 """Trials on real weights: from a folder, quantised while they are read; no network, no code."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss of TRL's trainers, adapters in bf16 and the pass of a reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ def traced(**changes: Any) -> tuple[Memory, int]:
     return peak_memory(Course.of(found.timeline), context_bytes=0), sum(found.gradient_bytes)
 
 
-def test_the_kernel_of_trl_computes_the_loss_and_gradient_of_transformers() -> None:
+def test_the_kernel_of_trl_computes_the_loss_and_gradient_of_transformers():
     pytest.importorskip("trl.kernels")
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
@@ -46,7 +44,7 @@ def test_the_kernel_of_trl_computes_the_loss_and_gradient_of_transformers() -> N
     torch.testing.assert_close(model.lm_head.weight.grad, gradient)
 
 
-def test_there_are_tiles_in_place_of_logits() -> None:
+def test_there_are_tiles_in_place_of_logits():
     logits = 8 * 1024 * WORDS
     whole, _ = traced()
     tiles, _ = traced(loss="chunked")
@@ -54,18 +52,18 @@ def test_there_are_tiles_in_place_of_logits() -> None:
     assert TILE_TOKENS * TILE_WORDS * 2 < tiles.peak_allocated_bytes < 2 * logits
 
 
-def test_adapters_in_bf16_take_half() -> None:
+def test_adapters_in_bf16_take_half():
     _, wide = traced()
     _, narrow = traced(adapter_dtype="bf16")
     assert 2 * narrow == wide
 
 
-def test_the_reference_of_all_weights_would_be_a_second_model() -> None:
+def test_the_reference_of_all_weights_would_be_a_second_model():
     with pytest.raises(InputError, match="reference_pass"):
         traced(reference_pass=True, lora_rank=0)
 
 
-def test_gradients_of_tied_embeddings_are_added_in_place() -> None:
+def test_gradients_of_tied_embeddings_are_added_in_place():
     config = LlamaConfig(**{**SHAPE, "vocab_size": WORDS, "tie_word_embeddings": True})
     settings = knobs(
         micro_batch=1, max_length=64, lora_rank=0, loss="chunked", optimizer="adamw_torch_fused"

@@ -1,7 +1,5 @@
 """Classifiers of texts: which class is trained, with which labels, and what does not go with it."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 

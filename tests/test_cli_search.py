@@ -1,7 +1,5 @@
 """`tuner search` as people run it: a process of its own, a local Ray, a real if tiny model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tuner search` of trainings in stages, predicted and on the processor, in tiny versions."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

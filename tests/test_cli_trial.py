@@ -1,7 +1,5 @@
 """`tuner trial`: which device, what is asked of the runner, and what is printed of its answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -117,11 +115,7 @@ def test_lengths_come_from_the_space_or_a_file(machine, tmp_path):
 def test_json_has_what_was_measured_and_nothing_of_a_search(machine, capsys):
     assert run([*TRIAL, "--gpu", "cpu", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["source"], answer["device"], answer["fits"]) == (
-        "measured",
-        "Testium 9",
-        True,
-    )
+    assert (answer["source"], answer["device"], answer["fits"]) == ("measured", "Testium 9", True)
     assert answer["predicted"] is None
     assert answer["measured"]["memory"]["device_bytes"] == 125 * MIB
     assert "trial_id" not in answer

@@ -1,7 +1,5 @@
 """The cluster files that ship: read by Ray's own code, and true to the GPU catalogue."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -19,12 +17,7 @@ from ray.scripts.scripts import cli as ray_cli
 from tuner.app.cli.main import cli
 from tuner.core.units import GIB
 from tuner.searches.nodes import ACCELERATOR
-from tuner.space.gpus import (
-    accelerator_names,
-    accelerator_types,
-    load_catalogue,
-    match_device,
-)
+from tuner.space.gpus import accelerator_names, accelerator_types, load_catalogue, match_device
 
 ROOT = Path(__file__).parents[1]
 CLOUD, ON_PREMISE, KUBERAY, KUBERAY_JOB = (

@@ -1,7 +1,5 @@
 """Trials of a command: real programs that report, hang, crash, run out of memory, or go on."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -69,7 +67,6 @@ def test_tagged_lines_are_measured(run):
     outcome = run(TAGGED, samples=None)
     assert outcome.status is Status.OK, outcome.message
     measured = outcome.measurement
-    assert measured is not None
     assert measured.speed.step_s == pytest.approx(STEP_S)
     assert measured.speed.samples_per_s == pytest.approx(4 / STEP_S)
     assert measured.speed.tokens_per_s == pytest.approx(64 / STEP_S)
@@ -81,7 +78,6 @@ def test_tagged_lines_are_measured(run):
 def test_a_progress_bar_is_measured(run):
     started = time.monotonic()
     measured = run(BAR).measurement
-    assert measured is not None
     assert 0 < measured.speed.step_s < time.monotonic() - started
     assert measured.speed.samples_per_s == pytest.approx(4 / measured.speed.step_s)
     assert any("progress bar" in note for note in measured.notes)
@@ -103,7 +99,6 @@ child.stdout.readline()
 {TAGGED}
 """
     measured = run(code).measurement
-    assert measured is not None
     assert 200 * MIB < measured.memory.device_bytes < 260 * MIB
 
 
@@ -182,10 +177,8 @@ signal.signal(signal.SIGTERM, end)
 def test_a_run_that_ends_by_itself_is_measured_too(run):
     code = BAR.replace("10_000", "25")
     measured = run(code, budget_s=60.0).measurement
-    assert measured is not None
     assert measured.stopped_by in ("end", "interval")
     short = run(BAR.replace("10_000", "2")).measurement  # as many as the warm-up
-    assert short is not None
     assert any("warm-up included" in note for note in short.notes)
 
 

@@ -1,7 +1,5 @@
 """Timelines for all sizes, from traces of few layers, against traces of all layers."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
@@ -17,13 +15,7 @@ from tuner.cost.as_arrays import to_arrays
 from tuner.cost.memory import peak_memory
 from tuner.cost.traced import Training
 from tuner.predict.compiler import deepening
-from tuner.predict.compiler.repetition import (
-    Different,
-    _Free,
-    constant_rule,
-    run_rule,
-    shared_rule,
-)
+from tuner.predict.compiler.repetition import Different, _Free, constant_rule, run_rule, shared_rule
 from tuner.predict.predict import step_work
 from tuner.predict.traces import Subject, Traces, is_sized
 from tuner.predict.tracing.trace import trace

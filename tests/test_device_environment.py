@@ -1,7 +1,5 @@
 """Real sessions on the CPU: synthetic weights, phases, limits. CUDA where there is a device."""
 
-from __future__ import annotations
-
 import gc
 import math
 import multiprocessing

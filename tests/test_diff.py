@@ -1,7 +1,5 @@
 """`tuner diff`: a program under two sets of library versions, each an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -76,9 +74,7 @@ def diff(tmp_path: Path, installed_python: Path) -> Callable[..., tuple[int, str
 
 
 @needs_emulator
-def test_the_library_that_grew_is_named_with_its_line(
-    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
-) -> None:
+def test_the_library_that_grew_is_named_with_its_line(stacks, diff):
     old, new = map(str, stacks)
     code, text = diff("--stack", old, "--stack", new, "--json")
     found: dict[str, Any] = json.loads(text)
@@ -94,9 +90,7 @@ def test_the_library_that_grew_is_named_with_its_line(
 
 
 @needs_emulator
-def test_what_fitted_before_and_does_not_now_is_exit_code_1(
-    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
-) -> None:
+def test_what_fitted_before_and_does_not_now_is_exit_code_1(stacks, diff):
     old, new = map(str, stacks)
     code, text = diff("--stack", old, "--stack", new, memory="600MiB")
     assert code == 1
@@ -109,9 +103,7 @@ def test_what_fitted_before_and_does_not_now_is_exit_code_1(
 
 @pytest.mark.proof
 @needs_emulator
-def test_a_program_that_fails_in_one_of_them_is_exit_code_2(
-    stacks: tuple[Path, Path], diff: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_program_that_fails_in_one_of_them_is_exit_code_2(stacks, diff):
     library = stacks[1] / "site-packages" / "helperlib" / "__init__.py"
     library.write_text("def widened(x):\n    raise ValueError('not in this version')\n")
     code, text = diff("--stack", str(stacks[0]), "--stack", str(stacks[1]))
@@ -126,12 +118,12 @@ def test_a_program_that_fails_in_one_of_them_is_exit_code_2(
         (["--stack", "nowhere", "--", "train.py"], "there is no environment 'nowhere'"),
     ],
 )
-def test_what_is_no_environment_is_an_error(words: list[str], says: str, capsys: Any) -> None:
+def test_what_is_no_environment_is_an_error(words, says, capsys):
     assert run_cli(["diff", "--gpu", "a6000", *words]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_program_that_the_environment_lacks_is_named(tmp_path: Path, capsys: Any) -> None:
+def test_a_program_that_the_environment_lacks_is_named(tmp_path, capsys):
     stack = make_stack(tmp_path, "old", LEAN, "1.0", Path(sys.executable))
     assert run_cli(["diff", "--gpu", "t4", "--stack", str(stack), "--", "torchrun", "a"]) == 2
     assert "has no program 'torchrun'" in capsys.readouterr().err

@@ -1,8 +1,5 @@
 """Predictions of a rank under FSDP2: a trace of fully_shard itself on tensors without data."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +40,7 @@ def sharded(subject: Subject, ranks: int, **changes: Any) -> Prediction:
     return predict(subject, asked(gpus_per_trial=ranks, distributed="fsdp2", **changes), A6000)
 
 
-def test_weights_and_optimizer_state_are_shared_between_the_ranks(subject: Subject) -> None:
+def test_weights_and_optimizer_state_are_shared_between_the_ranks(subject):
     alone = predict(subject, asked(), A6000)
     at_end = [alone.memory.phase_peak_bytes["optimizer"]]
     for ranks in (2, 4):
@@ -62,7 +59,7 @@ def test_weights_and_optimizer_state_are_shared_between_the_ranks(subject: Subje
     ("model", "layer"),
     [("qwen3.5-0.8b", "Qwen3_5DecoderLayer"), ("gemma-3-4b", "Gemma3DecoderLayer")],
 )
-def test_a_model_of_images_is_wrapped_by_the_layers_of_its_text(model: str, layer: str) -> None:
+def test_a_model_of_images_is_wrapped_by_the_layers_of_its_text(model, layer):
     """Its class names layers of both, where accelerate ends with those that are not there."""
     config = resolve_config(model)
     text = config.text_config
@@ -72,7 +69,7 @@ def test_a_model_of_images_is_wrapped_by_the_layers_of_its_text(model: str, laye
     assert f"accelerate needs fsdp_transformer_layer_cls_to_wrap={layer}" in found.method
 
 
-def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Subject) -> None:
+def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject):
     exchange = {
         accumulation: sharded(subject, 2, grad_accum=accumulation).speed.breakdown_s["exchange"]
         for accumulation in (1, 2, 4)
@@ -84,7 +81,7 @@ def test_weights_are_gathered_for_each_micro_step_and_gradients_once(subject: Su
     assert 0.3 < (exchange[1] - gathering) / gathering < 0.8
 
 
-def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(subject: Subject) -> None:
+def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(subject):
     kept, exchanged = (
         sharded(subject, 4, grad_accum=2, sync_each_batch=each) for each in (False, True)
     )
@@ -96,14 +93,14 @@ def test_gradients_kept_between_micro_steps_have_a_name_and_a_way_without(subjec
     assert exchanged.speed.breakdown_s["exchange"] > kept.speed.breakdown_s["exchange"]
 
 
-def test_adapters_and_a_frozen_base_are_sharded_too(subject: Subject) -> None:
+def test_adapters_and_a_frozen_base_are_sharded_too(subject):
     found = sharded(subject, 2, lora_rank=8, lora_targets=("q_proj", "v_proj"))
     alone = predict(subject, asked(lora_rank=8, lora_targets=("q_proj", "v_proj")), A6000)
     assert found.trainable_params == alone.trainable_params
     assert found.memory.loaded_bytes < 0.6 * alone.memory.loaded_bytes
 
 
-def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path: Path) -> None:
+def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path):
     untied = model_folder(tmp_path, num_hidden_layers=2, tie_word_embeddings=False)
     adapters = {"lora_rank": 8, "lora_targets": ("q_proj",), "gradient_checkpointing": False}
     found = sharded(Subject("causal_lm", untied), 2, **adapters)
@@ -111,9 +108,7 @@ def test_backward_may_gather_a_frozen_embedding_that_it_does_not_need(tmp_path: 
 
 
 @pytest.mark.parametrize("lora_rank", [0, pytest.param(8, marks=pytest.mark.proof)])
-def test_shares_of_more_ranks_are_no_larger_and_what_is_kept_adds(
-    subject: Subject, lora_rank: int
-) -> None:
+def test_shares_of_more_ranks_are_no_larger_and_what_is_kept_adds(subject, lora_rank):
     adapters = {"lora_rank": lora_rank, "lora_targets": ("q_proj",) if lora_rank else ()}
     given = {**adapters, "distributed": "fsdp2"}
     order = memory_order("causal_lm")
@@ -133,8 +128,8 @@ def test_shares_of_more_ranks_are_no_larger_and_what_is_kept_adds(
 
 
 def test_a_space_is_predicted_by_traces_and_refused_where_they_would_take_hours(
-    model: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model, subject, monkeypatch
+):
     configurations = [asked(gpus_per_trial=2, distributed="fsdp2"), asked()]
     many = Predictor("causal_lm", model)
     monkeypatch.setattr(predictor_module, "MOST_TRACED", 0)

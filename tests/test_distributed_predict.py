@@ -4,8 +4,6 @@ The trace runs PyTorch's own DistributedDataParallel on tensors without data, in
 group; the real session has two gloo ranks on this machine's processor.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace
@@ -19,16 +17,7 @@ from tuner.core.errors import InputError, UnavailableError
 from tuner.core.records import Configuration, Measurement, Memory, MemoryCategory, Status
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.core.units import MIB
-from tuner.cost.parallel import (
-    Links,
-    _Exchange,
-    buckets_of,
-    copying_s,
-    link_of,
-    replicated,
-    waited_s,
-    with_exchange,
-)
+from tuner.cost import parallel
 from tuner.cost.speed.roofline import Efficiency, StepTimes
 from tuner.predict.compiling import in_forks
 from tuner.predict.predict import predict
@@ -74,8 +63,8 @@ def predictor(model: str) -> Predictor:
     ],
 )
 def test_a_rank_is_predicted_within_a_percent_of_the_trace_of_its_session(
-    predictor: Predictor, subject: Subject, changes: dict[str, Any]
-) -> None:
+    predictor, subject, changes
+):
     asked = configuration(**changes)
     fast = predictor.predict([asked], A6000)[0]
     traced = predict(subject, asked, A6000)
@@ -99,7 +88,7 @@ def test_a_rank_is_predicted_within_a_percent_of_the_trace_of_its_session(
     )
 
 
-def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(predictor: Predictor) -> None:
+def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(predictor):
     alone, rank = (
         predictor.predict([configuration(lora_rank=0, lora_targets=(), **changes)], A6000)[0]
         for changes in ({}, {"gpus_per_trial": 2})
@@ -111,7 +100,7 @@ def test_ddp_takes_a_second_copy_of_the_gradients_and_no_more(predictor: Predict
     assert rank.speed.breakdown_s["exchange"] > 0
 
 
-def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor: Predictor) -> None:
+def test_throughput_is_of_the_whole_and_memory_of_a_rank(predictor):
     alone, two = predictor.predict([configuration(), configuration(gpus_per_trial=2)], A6000)
     samples = two.speed.samples_per_s * two.speed.step_s
     assert samples == pytest.approx(2 * alone.speed.samples_per_s * alone.speed.step_s)
@@ -125,7 +114,7 @@ AS_RESIDENT = 0.25
 
 
 @pytest.mark.proof
-def test_a_real_session_of_two_ranks_is_near_its_prediction(model: str, subject: Subject) -> None:
+def test_a_real_session_of_two_ranks_is_near_its_prediction(model, subject):
     """Real DDP over gloo: each rank's own memory, of which the larger one decides."""
     job = TrialJob("causal_lm", model, A6000)
     options = MeasureOptions(device="cpu", budget_s=0.0, timeout_s=3000.0)
@@ -157,22 +146,22 @@ def _measured(runner: IsolatedRunner, asked: Configuration) -> Measurement:
     return outcome.measurement
 
 
-def test_buckets_are_filled_in_the_order_of_backward() -> None:
+def test_buckets_are_filled_in_the_order_of_backward():
     sizes = [3 * MIB, 10 * MIB, 20 * MIB, MIB // 2, MIB // 2]
     # The last two fill the first bucket; the others reach 25 MiB with the third.
-    assert buckets_of(sizes) == [MIB, 30 * MIB, 3 * MIB]
-    assert buckets_of([]) == []
-    assert buckets_of([100 * MIB]) == [100 * MIB]
+    assert parallel.buckets_of(sizes) == [MIB, 30 * MIB, 3 * MIB]
+    assert parallel.buckets_of([]) == []
+    assert parallel.buckets_of([100 * MIB]) == [100 * MIB]
 
 
-def test_what_backward_hides_is_not_waited_for() -> None:
-    exchange = _Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
-    links = Links(51 * MIB, None, per_machine=4)  # all of it takes one second
-    assert waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
+def test_what_backward_hides_is_not_waited_for():
+    exchange = parallel._Exchange(buckets=(MIB, 25 * MIB, 25 * MIB))
+    links = parallel.Links(51 * MIB, None, per_machine=4)  # all of it takes one second
+    assert parallel.waited_s(exchange, TWO, links, 0.0) == pytest.approx(1.0)
     # Even then the last bucket is only sent when backward has ended.
-    assert waited_s(exchange, TWO, links, 1e6) == pytest.approx(25 / 51)
-    assert waited_s(exchange, Parallelism(1), links, 0.0) == 0.0
-    assert waited_s(exchange, Parallelism(4), links, 0.0) == pytest.approx(1.5)
+    assert parallel.waited_s(exchange, TWO, links, 1e6) == pytest.approx(25 / 51)
+    assert parallel.waited_s(exchange, Parallelism(1), links, 0.0) == 0.0
+    assert parallel.waited_s(exchange, Parallelism(4), links, 0.0) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +176,15 @@ def test_what_backward_hides_is_not_waited_for() -> None:
         ({"ranks": 8, "strategy": "hsdp", "dp_shard_size": 4}, 3 / 4 / 10 + 2 * 1 / 2 / 10),
     ],
 )
-def test_a_ring_is_as_fast_as_its_slowest_link(settings: dict[str, Any], expected_s: float) -> None:
+def test_a_ring_is_as_fast_as_its_slowest_link(settings, expected_s):
     parallelism = Parallelism(**{"strategy": "fsdp2", **settings})
     summed = 1 if parallelism.strategy == "hsdp" else 0
     # A link of 10 bytes a second, a card of 1 byte for each GPU; half a byte where there are eight.
     network = 0.5 if settings["ranks"] == 16 and not summed else 1.0
-    links = Links(10.0, network, parallelism.per_machine)
-    waited = waited_s(_Exchange(gathered=1, summed=summed), parallelism, links, 0.0)
+    links = parallel.Links(10.0, network, parallelism.per_machine)
+    waited = parallel.waited_s(
+        parallel._Exchange(gathered=1, summed=summed), parallelism, links, 0.0
+    )
     assert waited == pytest.approx(expected_s)
 
 
@@ -202,9 +193,9 @@ def times(seconds: float) -> StepTimes:
     return StepTimes(one, {"matmul": one}, np.array([1.0]), one / 2, np.zeros((1, 2, 1)))
 
 
-def test_waiting_for_others_is_a_part_of_the_step() -> None:
-    exchange = _Exchange(buckets=(10 * MIB,))
-    found = with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
+def test_waiting_for_others_is_a_part_of_the_step():
+    exchange = parallel._Exchange(buckets=(10 * MIB,))
+    found = parallel.with_exchange(times(1.0), [exchange], [TWO], 10 * MIB, A6000)
     step_s = float(found.step_s[0])
     assert 1.0 < step_s < 3.0
     assert sum(float(s[0]) for s in found.breakdown_s.values()) == pytest.approx(step_s)
@@ -215,7 +206,7 @@ def without_link(gpu: Gpu) -> Gpu:
     return replace(gpu, link_bytes_per_s=None)
 
 
-def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject: Subject) -> None:
+def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject):
     with pytest.raises(UnavailableError) as error:
         predict(subject, configuration(gpus_per_trial=2), without_link(A6000))
     assert "MiB and fits" in str(error.value) or "GiB and fits" in str(error.value)
@@ -223,14 +214,14 @@ def test_an_unknown_link_is_said_with_the_memory_that_is_known(subject: Subject)
     assert "link_gb_per_s" in error.value.hint
     memory = predict(subject, configuration(), A6000).memory
     with pytest.raises(UnavailableError, match="does not fit"):
-        link_of(replace(without_link(A6000), memory_bytes=MIB), TWO, memory)
+        parallel.link_of(replace(without_link(A6000), memory_bytes=MIB), TWO, memory)
 
 
-def test_a_rank_is_highest_while_a_large_model_is_broadcast() -> None:
+def test_a_rank_is_highest_while_a_large_model_is_broadcast():
     live = {"load": 149 * MIB, "forward": 166 * MIB, "backward": 174 * MIB, "optimizer": 150 * MIB}
     parts = {**dict.fromkeys(MemoryCategory, 0), MemoryCategory.WEIGHTS: 174 * MIB}
     memory = Memory(174 * MIB, 174 * MIB, 174 * MIB, 149 * MIB, live, "backward", parts)
-    rank = replicated(memory, [MIB // 2])
+    rank = parallel.replicated(memory, [MIB // 2])
     assert rank.phase_peak_bytes["load"] == rank.peak_allocated_bytes == 2 * 149 * MIB
     assert sum(rank.breakdown.values()) == rank.device_bytes
     assert min(rank.breakdown.values()) >= 0
@@ -244,9 +235,7 @@ def test_a_rank_is_highest_while_a_large_model_is_broadcast() -> None:
         ({"mixed_precision": "fp16"}, "scaler"),
     ],
 )
-def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
-    changes: dict[str, Any], word: str, subject: Subject
-) -> None:
+def test_what_fsdp2_cannot_train_is_refused_with_the_reason(changes, word, subject):
     asked = Configuration(
         {**configuration(), **changes, "gpus_per_trial": 2, "distributed": "fsdp2"}
     )
@@ -257,9 +246,9 @@ def test_what_fsdp2_cannot_train_is_refused_with_the_reason(
     assert Parallelism.of(alone).problems(alone) == []
 
 
-def test_copies_of_gradients_cost_traffic_or_kernels() -> None:
-    few = copying_s(_Exchange(buckets=(100 * MIB,), tensors=1), A6000)
-    many = copying_s(_Exchange(buckets=(1,), tensors=100), A6000)
+def test_copies_of_gradients_cost_traffic_or_kernels():
+    few = parallel.copying_s(parallel._Exchange(buckets=(100 * MIB,), tensors=1), A6000)
+    many = parallel.copying_s(parallel._Exchange(buckets=(1,), tensors=100), A6000)
     share = Efficiency().bandwidth["elementwise"]
     assert math.isclose(few, 400 * MIB / (A6000.bandwidth_bytes_per_s * share))
     assert many == pytest.approx(200 * 3e-6)
@@ -273,6 +262,6 @@ def _fails_in_forks(process: int, item: int) -> int:
     return item + 1
 
 
-def test_a_process_that_has_traced_does_the_rest_itself() -> None:
+def test_a_process_that_has_traced_does_the_rest_itself():
     done = in_forks(_fails_in_forks, [1, 2, 3], os.getpid(), workers=2)
     assert dict(done) == {1: 2, 2: 3, 3: 4}

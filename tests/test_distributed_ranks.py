@@ -1,7 +1,5 @@
 """Trials of several ranks: whose failure is the trial's, and that no rank outlives it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -41,17 +39,14 @@ def pids(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in folder.glob("pid*") if file.read_text()]
 
 
-def test_ranks_that_end_well_are_one_measurement(tmp_path: Path) -> None:
+def test_ranks_that_end_well_are_one_measurement(tmp_path):
     outcome = run(tmp_path, "good", ranks=3)
     assert outcome.status is Status.OK
-    assert outcome.measurement is not None
     assert len(outcome.measurement.ranks) == 3
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
-def test_out_of_memory_in_one_rank_is_the_trials_and_names_the_rank(
-    tmp_path: Path, guilty: int
-) -> None:
+def test_out_of_memory_in_one_rank_is_the_trials_and_names_the_rank(tmp_path, guilty):
     outcome = run(tmp_path, "oom", guilty=guilty)
     assert outcome.status is Status.OOM
     assert outcome.requested_bytes == 2 * 2**30
@@ -68,24 +63,20 @@ def test_out_of_memory_in_one_rank_is_the_trials_and_names_the_rank(
         ("exit", "rank 1 ended without a result (exit code 3)"),
     ],
 )
-def test_a_rank_that_breaks_is_named_not_those_that_lost_it(
-    tmp_path: Path, act: str, text: str
-) -> None:
+def test_a_rank_that_breaks_is_named_not_those_that_lost_it(tmp_path, act, text):
     outcome = run(tmp_path, act)
     killed = "SIGKILL" in text  # from outside: it would be tried again
     assert outcome.status is (Status.INTERRUPTED if killed else Status.CRASHED)
     assert text in outcome.message
 
 
-def test_what_is_wrong_in_every_rank_is_said_without_a_rank(tmp_path: Path) -> None:
+def test_what_is_wrong_in_every_rank_is_said_without_a_rank(tmp_path):
     outcome = run(tmp_path, "invalid")
     assert outcome.status is Status.INVALID
     assert outcome.message == "this cannot be built"
 
 
-def test_a_rank_that_hangs_ends_with_the_trials_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hangs_ends_with_the_trials_time(tmp_path, monkeypatch):
     clock = tmp_path / "clock"
     monkeypatch.setenv(CLOCK, str(clock))
 
@@ -102,7 +93,7 @@ def test_a_rank_that_hangs_ends_with_the_trials_time(
     assert len(pids(tmp_path)) == 2
 
 
-def test_the_ranks_end_when_the_trial_is_killed(tmp_path: Path) -> None:
+def test_the_ranks_end_when_the_trial_is_killed(tmp_path):
     """Whoever kills the trial's own process need not know of its ranks."""
 
     def kill_parent() -> None:
@@ -125,7 +116,7 @@ def rank_measurement(device_bytes: int, **changes: object) -> Measurement:
     return replace(found, memory=replace(found.memory, device_bytes=device_bytes), **changes)
 
 
-def test_the_rank_with_most_memory_decides_and_all_are_recorded() -> None:
+def test_the_rank_with_most_memory_decides_and_all_are_recorded():
     parts = [rank_measurement(n, gpu_utilization=n / 10) for n in (5, 9, 7)]
     whole = merged(parts)
     assert whole.memory.device_bytes == 9
@@ -135,7 +126,7 @@ def test_the_rank_with_most_memory_decides_and_all_are_recorded() -> None:
     assert Measurement.from_dict(whole.to_dict()) == whole
 
 
-def test_a_measurement_of_an_older_journal_has_no_ranks() -> None:
+def test_a_measurement_of_an_older_journal_has_no_ranks():
     data = measurement().to_dict()
     assert "ranks" not in data
     assert Measurement.from_dict(data).ranks == ()
@@ -150,6 +141,6 @@ def test_a_measurement_of_an_older_journal_has_no_ranks() -> None:
         "recvValue failed: Connection reset by peer",
     ],
 )
-def test_texts_of_lost_peers(text: str) -> None:
+def test_texts_of_lost_peers(text):
     assert is_lost_peer(str(Raised(("builtins.RuntimeError",), text)))
     assert not is_lost_peer("CUDA out of memory. Tried to allocate 2.00 GiB")

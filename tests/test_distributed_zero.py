@@ -1,7 +1,5 @@
 """Predictions of a rank under ZeRO: a trace of DeepSpeed's engine on tensors without data."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -53,7 +51,7 @@ def under(subject: Subject, strategy: str, ranks: int = 2, **changes: Any) -> Pr
 
 
 @needs_deepspeed
-def test_what_each_stage_shares_is_shared(subject: Subject) -> None:
+def test_what_each_stage_shares_is_shared(subject):
     numbers = under(subject, "zero1").total_params
     held = {}
     for ranks in (2, 4):
@@ -72,7 +70,7 @@ def test_what_each_stage_shares_is_shared(subject: Subject) -> None:
 
 
 @needs_deepspeed
-def test_the_bucket_is_there_whatever_the_model(subject: Subject) -> None:
+def test_the_bucket_is_there_whatever_the_model(subject):
     small, large = (
         under(subject, "zero2", reduce_bucket_size=size) for size in (100_000, 100_100_000)
     )
@@ -81,7 +79,7 @@ def test_the_bucket_is_there_whatever_the_model(subject: Subject) -> None:
 
 
 @needs_deepspeed
-def test_only_the_first_stage_sends_gradients_once_a_step(subject: Subject) -> None:
+def test_only_the_first_stage_sends_gradients_once_a_step(subject):
     def exchange(strategy: str, grad_accum: int) -> float:
         found = under(subject, strategy, grad_accum=grad_accum)
         return found.speed.breakdown_s["exchange"]
@@ -92,7 +90,7 @@ def test_only_the_first_stage_sends_gradients_once_a_step(subject: Subject) -> N
 
 @pytest.mark.proof
 @needs_deepspeed
-def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
+def test_traces_of_deepspeed_leave_nothing_behind(subject):
     linear = torch.nn.functional.linear
     first = under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",))
     assert torch.nn.functional.linear is linear
@@ -101,7 +99,7 @@ def test_traces_of_deepspeed_leave_nothing_behind(subject: Subject) -> None:
     assert under(subject, "zero3", lora_rank=8, lora_targets=("q_proj",)).memory == first.memory
 
 
-def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(subject: Subject) -> None:
+def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(subject):
     for changes, said in (
         ({"mixed_precision": "fp16"}, "fp16 under DeepSpeed"),
         ({"mixed_precision": "no"}, "set mixed_precision bf16"),
@@ -113,9 +111,7 @@ def test_what_deepspeed_does_not_train_is_refused_with_the_way_to_emulate(subjec
         assert said in str(refused.value.problems)
 
 
-def test_without_deepspeed_the_package_is_named(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_deepspeed_the_package_is_named(subject, monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(UnavailableError, match="ZeRO is DeepSpeed's") as missing:
         under(subject, "zero2")
@@ -123,7 +119,7 @@ def test_without_deepspeed_the_package_is_named(
     assert not torch.distributed.is_initialized()
 
 
-def test_what_ranks_send_is_counted_by_micro_step_and_sums_twice() -> None:
+def test_what_ranks_send_is_counted_by_micro_step_and_sums_twice():
     marks = [
         Mark(0, Phase.FORWARD, 1, 0),
         Mark(1, Phase.FORWARD, 1, 1),

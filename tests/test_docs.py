@@ -4,8 +4,6 @@ What a comment before a block can say is in `documents.py`. `tuner` lines run in
 saves the seconds that PyTorch takes to import; everything else runs in a shell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -56,7 +54,7 @@ def place(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", ALL, ids=place)
-def test_block_is_run_or_says_why_not(block: Block):
+def test_block_is_run_or_says_why_not(block):
     if block.language.startswith("{"):
         return  # a directive of the site's generator
     assert block.language in (SHELL, *RUNNABLE, *PLAIN), f"{block.place}: which language is it?"
@@ -69,7 +67,7 @@ def test_block_is_run_or_says_why_not(block: Block):
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=place)
-def test_each_line_is_one_that_the_command_line_takes(block: Block):
+def test_each_line_is_one_that_the_command_line_takes(block):
     for command in commands(block):
         for arguments in tuner_lines(command.line):
             check_arguments(cli, arguments, "tuner")
@@ -233,7 +231,7 @@ def runs(page: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)])
-def test_page_can_be_followed(page: str, reader: Reader):
+def test_page_can_be_followed(page, reader):
     for block in blocks(page):
         reader.take(block)
 
@@ -250,7 +248,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTEBOOK])
-def test_links_lead_somewhere(page: str):
+def test_links_lead_somewhere(page):
     for link in _LINK.findall(_FENCED.sub("", (ROOT / page).read_text("utf-8"))):
         if re.match(r"[a-z]+:", link):
             continue

@@ -1,7 +1,5 @@
 """Messages that the documentation quotes are those that the program has."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ def quoted(page: str) -> list[str]:
     return [s for s in spans if s.count(" ") > 2 and not s.startswith("tuner ")]
 
 
-def test_operations_quotes_what_is_said(program: str) -> None:
+def test_operations_quotes_what_is_said(program):
     found = quoted("docs/reference/failures.md")
     assert len(found) >= 12
     for message in found:

@@ -1,7 +1,5 @@
 """The site is built with every warning an error: broken links, pages in no menu, docstrings."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path):
+def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site):
     pages = {p.relative_to(ROOT / "docs").with_suffix("") for p in (ROOT / "docs").rglob("*.md")}
     for page in pages:
         html = (site / page).with_suffix(".html").read_text("utf-8")
@@ -34,7 +32,7 @@ def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path):
 
 
 @pytest.mark.slow
-def test_references_have_every_command_and_the_python_names(site: Path):
+def test_references_have_every_command_and_the_python_names(site):
     import click
 
     from tuner.app.cli.main import cli
@@ -50,7 +48,7 @@ def test_references_have_every_command_and_the_python_names(site: Path):
 
 
 @pytest.mark.slow
-def test_the_menu_of_every_page_has_the_pages_of_the_navigation(site: Path):
+def test_the_menu_of_every_page_has_the_pages_of_the_navigation(site):
     for page in ("index.html", "notebook/accuracy.html"):
         menu = (site / page).read_text("utf-8").partition('class="sidebar-tree"')[2]
         menu = menu.partition("</aside>")[0]

@@ -1,7 +1,5 @@
 """What `tuner doctor` finds on machines that are well and on those that are not."""
 
-from __future__ import annotations
-
 import json
 from importlib import metadata
 

@@ -1,7 +1,5 @@
 """`tuner estimate` of the settings of a script answers as `tuner check --predict` of the script."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,7 +113,7 @@ def written(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> Any:
 
 @pytest.mark.parametrize("gpu", ["a6000", "t4"])
 @pytest.mark.parametrize("seed", range(8))
-def test_both_doors_plan_the_same_training(seed: int, gpu: str, tmp_path: Path) -> None:
+def test_both_doors_plan_the_same_training(seed, gpu, tmp_path):
     parts = settings_of_a_script(seed)
     plan = plan_program(written(parts, tmp_path), gpu=get_gpu(gpu))
     found = asked(None, MODEL, typed(parts), gpu=get_gpu(gpu))
@@ -125,7 +123,7 @@ def test_both_doors_plan_the_same_training(seed: int, gpu: str, tmp_path: Path) 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(200))
-def test_both_doors_answer_the_same_numbers(seed: int, tmp_path: Path) -> None:
+def test_both_doors_answer_the_same_numbers(seed, tmp_path):
     gpu, parts = get_gpu("a6000"), settings_of_a_script(seed)
     program = answer(lambda: ProgramPredictions(written(parts, tmp_path), gpu).as_it_is())
     assert answer(lambda: estimate_asked(asked(None, MODEL, typed(parts), gpu=gpu), gpu)) == program

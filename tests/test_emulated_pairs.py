@@ -65,8 +65,7 @@ CASES = {
 
 @needs_emulator
 @pytest.mark.parametrize(
-    "name",
-    [c if c == "quantised" else pytest.param(c, marks=pytest.mark.proof) for c in CASES],
+    "name", [c if c == "quantised" else pytest.param(c, marks=pytest.mark.proof) for c in CASES]
 )
 def test_trace_and_emulator_agree(name, tmp_path):
     model, settings = CASES[name]

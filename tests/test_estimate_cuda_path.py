@@ -1,7 +1,5 @@
 """The kernel choices that `CudaPath` makes in CUDA's place, and its autocast."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

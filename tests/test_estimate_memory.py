@@ -1,7 +1,5 @@
 """From a timeline to peak memory: sums that are exact, and the numbers of published runs."""
 
-from __future__ import annotations
-
 import pytest
 from estimate_samples import BASE, SEVEN_LINEARS, tiny_config, traced
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The prediction of one configuration: what it refuses, and when it says that it fits."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

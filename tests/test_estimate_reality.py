@@ -5,8 +5,6 @@ what its allocator is asked for. Where no CUDA kernel is stood in for (eager att
 dropout, nothing quantised) the two must agree to the byte.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernel times against hand computations, and step times that behave as a GPU's would."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

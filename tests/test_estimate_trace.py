@@ -1,7 +1,5 @@
 """Traces of whole training steps: the same each time, complete, and labelled correctly."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

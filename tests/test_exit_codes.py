@@ -1,7 +1,5 @@
 """Exit codes, the same in every command: the table of `tuner.core.errors`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +16,7 @@ from tuner.searches.options import SearchOptions
 from tuner.searches.store import ResultsFolder
 
 TARGET = ["--space", "tiny.yaml", "--gpu", "a6000"]
-NEEDS = {
-    "export": ["--format", "trl"],
-    "apply": ["train.py", "--yes"],
-    "estimate": [],
-}
+NEEDS = {"export": ["--format", "trl"], "apply": ["train.py", "--yes"], "estimate": []}
 READERS = ("best", "show", "report", "export", "apply")
 """Commands that read what a search left."""
 ENDINGS = {

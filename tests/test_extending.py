@@ -1,7 +1,5 @@
 """`docs/extending.md`: each of its blocks, put into the one file that it names, is at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -50,7 +48,7 @@ def python(clone: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_an_optimizer_is_traced(clone: Path) -> None:
+def test_an_optimizer_is_traced(clone):
     """And the model and the GPU of the page, in the same run."""
     found = {}
     for name in ("adagrad", "sgd"):
@@ -64,7 +62,7 @@ def test_an_optimizer_is_traced(clone: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_is_read_and_written(clone: Path) -> None:
+def test_a_trainer_is_read_and_written(clone):
     text = tuner(clone, "export", "--space", "qlora27b", "--gpu", "a6000", "--format", "notes")
     assert "# For: notes train FILE" in text
     assert "rank: " in text
@@ -75,6 +73,6 @@ def test_a_trainer_is_read_and_written(clone: Path) -> None:
     assert plan["program"]["left_out"] == ["run.yaml:5 x"]
 
 
-def test_a_gpu_and_a_model_are_known(clone: Path) -> None:
+def test_a_gpu_and_a_model_are_known(clone):
     assert "data sheet, one of four GPUs" in tuner(clone, "gpus", "house_a16")
     assert "210,240" in tuner(clone, "models", "house-llama")

@@ -3,8 +3,6 @@
 Where the machine lets a process have mounts of its own, the disks are real ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl
@@ -161,7 +159,6 @@ class TestLocks:
             [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(InputError, match="another search"):
             JournalWriter(path).__enter__()

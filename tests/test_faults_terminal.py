@@ -1,7 +1,5 @@
 """Terminals, pipes, encodings and folders that are not as they usually are, with real commands."""
 
-from __future__ import annotations
-
 import os
 import pty
 import pwd
@@ -105,8 +103,6 @@ def test_a_reader_that_goes_away_ends_the_search_quietly(folder):
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env=environment(TUNER_TEST_FAMILY=str(folder)),
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
     said = process.stderr.read().decode()

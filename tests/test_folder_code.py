@@ -1,7 +1,5 @@
 """No code of the current folder runs but for the program that a command promises to run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -73,22 +71,22 @@ def tuner(
     return run
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     assert {words[0] for words in QUICK + TRAINING} == COMMANDS.keys() - RUN_YOUR_PROGRAM
 
 
 @pytest.mark.parametrize("words", QUICK, ids=lambda words: words[0])
-def test_nothing_of_the_folder_runs(tuner: Callable[..., None], words: tuple[str, ...]) -> None:
+def test_nothing_of_the_folder_runs(tuner, words):
     tuner(*words)
 
 
 @pytest.mark.proof
-def test_nothing_of_the_folder_runs_where_trials_do(tuner: Callable[..., None]) -> None:
+def test_nothing_of_the_folder_runs_where_trials_do(tuner):
     for words in TRAINING:
         tuner(*words)
 
 
-def test_a_process_of_its_own_leaves_out_the_folders_of_the_script(tmp_path: Path) -> None:
+def test_a_process_of_its_own_leaves_out_the_folders_of_the_script(tmp_path):
     """As the predictions that `TunerCallback` asks for, beside a training's own modules."""
     (tmp_path / "script").mkdir()
     (tmp_path / "script" / "train.py").write_text(

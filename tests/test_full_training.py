@@ -1,7 +1,5 @@
 """Full fine-tuning (lora_rank 0), with the optimizers that transformers' Trainer has."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

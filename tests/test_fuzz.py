@@ -3,8 +3,6 @@
 The inputs are always the same; TUNER_FUZZ_INPUTS=10000 draws more. Below are defects found before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPU catalogue: what every entry promises, how names are found, what a user may add."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The guided search as a sampler of Optuna's, in a study and under Ray Tune's OptunaSearch."""
 
-from __future__ import annotations
-
 import math
 
 import optuna

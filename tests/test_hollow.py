@@ -1,7 +1,5 @@
 """Hollow checkpoints: from_pretrained finds every weight and no other, and no disk is taken."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -351,7 +349,6 @@ def test_a_processor_that_is_not_known_is_said_to_be_missing(tmp_path):
     fields = {"model_type": "llava", "text_config": text, "vision_config": vision}
     (folder / "config.json").write_text(json.dumps(fields))
     found = write_hollow(str(folder), tmp_path / "hollow")
-    assert found.processor is not None
     assert found.processor.startswith("none: it is not known for llava")
 
 
@@ -475,11 +472,7 @@ def test_the_command_writes_one_and_says_what(tmp_path, capsys, monkeypatch):
     assert "102,714, float32, all zero" in text
     assert "made: byte-level" in text
     assert is_hollow(tmp_path / "gpt2")
-
-
-def test_the_command_answers_programs_and_refuses_with_code_2(tmp_path, capsys):
-    arguments = ["models", "hollow", "tiny-gpt2", str(tmp_path / "gpt2"), "--json"]
-    assert run(arguments) == 0
+    assert run(["models", "hollow", "tiny-gpt2", str(tmp_path / "gpt2"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["folder"] == str(tmp_path / "gpt2")
     assert found["parameters"] == 102_714

@@ -1,7 +1,5 @@
 """Images in the batches of `causal_lm`: how many tokens they take, and who does not take them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

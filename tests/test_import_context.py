@@ -1,7 +1,5 @@
 """A process that only predicts takes nothing of a GPU: a trial beside it would be refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

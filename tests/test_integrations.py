@@ -1,7 +1,5 @@
 """Callbacks for existing training code: what they tell, when they stop it, and when they do not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace
@@ -118,35 +116,30 @@ def lightning_callback(monkeypatch):
     for_lightning._callback_class.cache_clear()
 
 
-class TestLightning:
-    @pytest.mark.parametrize(
-        ("batch", "given", "samples"),
-        [
-            (torch.zeros(4, 2), None, 4),
-            ([torch.zeros(3, 2), torch.zeros(3)], None, 3),
-            ({"ids": torch.zeros(5, 2), "name": "x"}, None, 5),
-            (("text", {"ids": [torch.zeros(6, 2)]}), None, 6),
-            (object(), 7, 7),
-            (torch.tensor(1.0), None, 0),
-        ],
-    )
-    def test_tells_each_optimizer_step(
-        self, trial, capfd, lightning_callback, batch, given, samples
-    ):
-        callback = lightning_callback(given)
-        assert isinstance(callback, FakeCallback)
-        trainer = SimpleNamespace(
-            global_step=0, is_global_zero=True, world_size=2, should_stop=False
-        )
-        callback.on_train_start(trainer, torch.nn.Linear(3, 1))
-        for index in range(10):  # an optimizer step in every second batch
-            assert not trainer.should_stop
-            trainer.global_step = (index + 1) // 2
-            callback.on_train_batch_end(trainer, None, None, batch, index)
-        assert trainer.should_stop
-        parameters, *steps = told(capfd)
-        assert parameters == {"trainable_params": 4, "total_params": 4}
-        assert [line["samples"] for line in steps] == [samples * 2 * 2] * 5
+@pytest.mark.parametrize(
+    ("batch", "given", "samples"),
+    [
+        (torch.zeros(4, 2), None, 4),
+        ([torch.zeros(3, 2), torch.zeros(3)], None, 3),
+        ({"ids": torch.zeros(5, 2), "name": "x"}, None, 5),
+        (("text", {"ids": [torch.zeros(6, 2)]}), None, 6),
+        (object(), 7, 7),
+        (torch.tensor(1.0), None, 0),
+    ],
+)
+def test_tells_each_optimizer_step(trial, capfd, lightning_callback, batch, given, samples):
+    callback = lightning_callback(given)
+    assert isinstance(callback, FakeCallback)
+    trainer = SimpleNamespace(global_step=0, is_global_zero=True, world_size=2, should_stop=False)
+    callback.on_train_start(trainer, torch.nn.Linear(3, 1))
+    for index in range(10):  # an optimizer step in every second batch
+        assert not trainer.should_stop
+        trainer.global_step = (index + 1) // 2
+        callback.on_train_batch_end(trainer, None, None, batch, index)
+    assert trainer.should_stop
+    parameters, *steps = told(capfd)
+    assert parameters == {"trainable_params": 4, "total_params": 4}
+    assert [line["samples"] for line in steps] == [samples * 2 * 2] * 5
 
 
 def test_neither_library_is_needed():

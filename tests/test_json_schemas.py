@@ -1,7 +1,5 @@
 """What commands print with `--json` is what docs/schemas says; its fields stay."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

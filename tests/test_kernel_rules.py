@@ -1,7 +1,5 @@
 """Rules for kernels that a trace may meet, and an emulated program does: what work they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`tuner check --largest`: the largest value of a setting, or the largest model, that fits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ SFTTrainer(
 
 
 @pytest.mark.parametrize("end", [1, 2, 7, 64])
-def test_the_highest_that_fits_is_found_from_anywhere(end: int) -> None:
+def test_the_highest_that_fits_is_found_from_anywhere(end):
     for most in range(-1, end):
         for start in range(-1, end + 1):
             asked: list[int] = []
@@ -46,7 +44,7 @@ def test_the_highest_that_fits_is_found_from_anywhere(end: int) -> None:
             assert len(asked) <= 2 or start != most
 
 
-def test_a_family_is_of_one_task_and_from_small_to_large() -> None:
+def test_a_family_is_of_one_task_and_from_small_to_large():
     family = family_of("Qwen/Qwen3-8B")
     assert {"qwen3-0.6b", "qwen3-8b", "qwen3-32b"} <= {entry.id for entry in family}
     assert "qwen3-30b-a3b" not in {entry.id for entry in family}  # another architecture
@@ -68,9 +66,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "train.py"
 
 
-def test_the_value_fits_and_the_next_does_not(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_value_fits_and_the_next_does_not(program, capsys):
     found = answer(capsys, "--predict", "--largest", "micro_batch", "train.py")
     assert (found["exit"], found["source"], found["own"]) == (0, "predicted", 64)
     assert program.read_text() == PROGRAM
@@ -82,17 +78,13 @@ def test_the_value_fits_and_the_next_does_not(
         assert checked["fits"] is fits
 
 
-def test_nothing_fits_where_the_smallest_does_not(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_fits_where_the_smallest_does_not(program, capsys):
     program.write_text(PROGRAM.replace("batch_size=64", "batch_size=4096"))
     found = answer(capsys, "--predict", "--largest", "lora_rank", "train.py")
     assert (found["exit"], found["value"], found["next_value"]) == (1, None, 8)
 
 
-def test_a_setting_that_cannot_be_written_is_refused(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_cannot_be_written_is_refused(program, capsys):
     (program.parent / "length.txt").write_text("512")
     computed = 'max_length=int(open("length.txt").read())'
     program.write_text(PROGRAM.replace("max_length=512", computed))
@@ -102,9 +94,7 @@ def test_a_setting_that_cannot_be_written_is_refused(
     assert "train.py:10 max_length: is computed" in capsys.readouterr().err
 
 
-def test_a_setting_that_the_program_leaves_out_is_written(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_the_program_leaves_out_is_written(program, capsys):
     program.write_text(PROGRAM.replace(", max_length=512", ""))
     found = answer(capsys, "--predict", "--largest", "max_length", "train.py")
     assert (found["exit"], found["own"]) == (0, 1024)
@@ -112,6 +102,6 @@ def test_a_setting_that_the_program_leaves_out_is_written(
     assert f"max_length={found['value']}" in found["difference"]
 
 
-def test_it_is_not_taken_for_a_run(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_not_taken_for_a_run(program, capsys):
     assert run(["check", "--gpu", "rtx4090", "--largest", "micro_batch", "train.py"]) == 2
     assert "add --predict" in capsys.readouterr().err

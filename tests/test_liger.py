@@ -5,8 +5,6 @@ The bytes are the allocated peaks of TRL 1.16's SFTTrainer on an emulated RTX 40
 without checkpointing, and all weights with it.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.app.estimate import asked

@@ -1,7 +1,5 @@
 """Ray's own processes: lost ones, and what others of this machine reach of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 

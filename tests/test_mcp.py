@@ -3,8 +3,6 @@
 One session answers all questions: the modules of `[all]` can't be imported in its processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -196,9 +194,7 @@ def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", ["../out.py", "link.py", "{out}", "-m out", "python ../out.py"])
 @pytest.mark.parametrize("run", [False, True])
-def test_no_program_outside_of_the_servers_folder_is_read_or_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, run: bool
-):
+def test_no_program_outside_of_the_servers_folder_is_read_or_run(tmp_path, monkeypatch, words, run):
     inside, out = tmp_path / "in", tmp_path / "out.py"
     inside.mkdir()
     out.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

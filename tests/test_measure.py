@@ -1,7 +1,5 @@
 """One real trial on the processor: what it says, what it reports, when it ends."""
 
-from __future__ import annotations
-
 import pytest
 from measure_samples import job, knobs, model_folder, quick
 

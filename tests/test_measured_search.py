@@ -1,7 +1,5 @@
 """`tuner search --gpu cpu` for real: training runs on this machine's processor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -79,7 +77,6 @@ def test_search_measures_and_goes_on_from_what_it_measured(folder, capsys):
     assert "longest sequences, an evaluation, a checkpoint of" in text
     for record in records:
         measurement = record.outcome.measurement
-        assert measurement is not None
         assert record.outcome.prediction is None  # of a processor there is none
         assert record.device == measurement.device == host.cpu_name()
         assert record.gpu_memory_bytes == host.usable_memory_bytes()

@@ -1,7 +1,5 @@
 """What workloads declare of their knobs and memory is what their predictions say."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

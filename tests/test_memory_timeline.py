@@ -1,7 +1,5 @@
 """The memory of a configuration over a step: against the prediction, in its file, in the report."""
 
-from __future__ import annotations
-
 import pytest
 from measure_samples import knobs, model_folder
 from results_samples import GPU, SPACE, make_search, write_all

@@ -1,7 +1,5 @@
 """`tuner search --gpu a6000,h100_sxm`: a search for each type, and all of them side by side."""
 
-from __future__ import annotations
-
 import csv
 
 import pytest

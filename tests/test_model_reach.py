@@ -1,7 +1,5 @@
 """Kinds of models beyond the usual decoder: priced as they train, or refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Code of the user's own, searched end to end on the processor; the examples of the documents."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -165,11 +163,10 @@ def test_a_function_is_a_workload_too(tmp_path, monkeypatch):
         get_workload("as_function:NOTHING")
 
 
-class TestWithoutPrediction:
-    def test_commands_that_predict_say_that_they_cannot(self, folder, capsys):
-        shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
-        assert run(["estimate", "--space", "own_loop.yaml", "--gpu", "a6000"]) == 2
-        assert "cannot be predicted" in capsys.readouterr().err
+def test_commands_that_predict_say_that_they_cannot(folder, capsys):
+    shutil.copytree(EXAMPLES / "own_loop", folder, dirs_exist_ok=True)
+    assert run(["estimate", "--space", "own_loop.yaml", "--gpu", "a6000"]) == 2
+    assert "cannot be predicted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

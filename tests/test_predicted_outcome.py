@@ -1,7 +1,5 @@
 """A configuration is predicted to end as a trial of it would: ok, out of memory, or refused."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 

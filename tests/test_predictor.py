@@ -1,7 +1,5 @@
 """Predictions of many configurations: shared work, the cache, fallbacks, and refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

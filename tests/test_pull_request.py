@@ -1,7 +1,5 @@
 """The Action and the pre-commit hook check the programs of [tool.tuner] on two commits."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -126,9 +124,7 @@ def test_the_action_is_one_that_github_takes_with_others_pinned():
 
 
 @pytest.mark.slow
-def test_the_action_checks_the_programs_of_the_base_on_both_commits(
-    tmp_path: Path, repository: Path
-):
+def test_the_action_checks_the_programs_of_the_base_on_both_commits(tmp_path, repository):
     base = git(repository, "rev-parse", "HEAD")
     git(repository, "commit", "-q", "-m", "change")
     git(tmp_path, "clone", "-q", str(repository), "workspace")
@@ -161,7 +157,7 @@ def test_the_action_checks_the_programs_of_the_base_on_both_commits(
 
 
 @pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
-def test_the_action_refuses_an_event_with_secrets(tmp_path: Path, repository: Path, event: str):
+def test_the_action_refuses_an_event_with_secrets(tmp_path, repository, event):
     runner = Runner(tmp_path / "runner", repository)
     done = runner.run("check", BASE="HEAD", GITHUB_EVENT_NAME=event)
     assert (done.returncode, done.stdout) == (1, "")
@@ -169,9 +165,7 @@ def test_the_action_refuses_an_event_with_secrets(tmp_path: Path, repository: Pa
 
 
 @pytest.mark.slow
-def test_the_hook_stops_a_commit_with_which_a_program_no_longer_fits(
-    tmp_path: Path, repository: Path
-):
+def test_the_hook_stops_a_commit_with_which_a_program_no_longer_fits(tmp_path, repository):
     """The manifest's hook in a repository's own configuration, without its installation."""
     manifest = ROOT / ".pre-commit-hooks.yaml"
     subprocess.run([sys.executable, "-m", "pre_commit", "validate-manifest", manifest], check=True)

@@ -1,8 +1,6 @@
 """Searches as jobs of a real job server on this machine, with the commands of
 docs/reference/ray-jobs.md."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

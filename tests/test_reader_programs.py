@@ -37,25 +37,25 @@ def judge(programs: Sequence[Generated], folder: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_a_hundred_programs(tmp_path: Path) -> None:
+def test_a_hundred_programs(tmp_path):
     assert judge([generate(seed) for seed in range(100)], tmp_path)["right"] >= 97
 
 
 @pytest.mark.slow
-def test_each_way_to_set_a_value(tmp_path: Path) -> None:
+def test_each_way_to_set_a_value(tmp_path):
     assert judge([single(way) for way in WAYS], tmp_path)["right"] >= 0.98 * len(WAYS)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("start", range(1000, 6000, 500))
-def test_thousands_of_programs(start: int, tmp_path: Path) -> None:
+def test_thousands_of_programs(start, tmp_path):
     count = 500
     right = judge([generate(seed) for seed in range(start, start + count)], tmp_path)["right"]
     assert right >= 0.97 * count
 
 
 @pytest.mark.proof
-def test_the_truth_is_what_the_real_libraries_train_with(tmp_path: Path) -> None:
+def test_the_truth_is_what_the_real_libraries_train_with(tmp_path):
     programs = [single(way) for way in WAYS if "unknown" not in way.types]
     programs += [generate(ORACLE + seed) for seed in range(300)]
     programs = [one for one in programs if one.base != "unsloth"]  # which needs a GPU

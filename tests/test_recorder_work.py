@@ -1,7 +1,5 @@
 """What the recorder notes of single operators: their FLOPs, and which results are logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from estimate_samples import SIZES, tiny_config, traced

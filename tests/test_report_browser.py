@@ -1,7 +1,5 @@
 """The report as a person meets it: opened in headless Chromium, hovered, filtered and narrowed."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

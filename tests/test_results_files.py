@@ -1,9 +1,10 @@
 """The files of a results folder: real pictures and pages, whole or not there at all."""
 
-from __future__ import annotations
-
 import dataclasses
+import hashlib
+import os
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tuner.core.errors import UnavailableError
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB, printable, significant
 from tuner.report.plot import pareto_png
-from tuner.report.report import report_html
+from tuner.report.report import SHA256, VERSION, plotlyjs, report_html
 from tuner.searches import store
 from tuner.searches.facts import SpaceFacts
 from tuner.searches.store import ResultsFolder, safe_name, write_atomically
@@ -246,3 +247,36 @@ def test_five_thousand_trials_are_reported():
     for name, figure in page.data["figures"].items():
         points = sum(len(trace["x"]) for trace in figure["data"])
         assert points <= (5100 if name == "front" else 2500)
+
+
+def test_a_link_that_is_planted_for_a_draft_is_not_followed(tmp_path, monkeypatch):
+    """Whoever may write into the folder cannot have other files overwritten."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for number in (os.getpid(), 0):
+        (folder / f".report.html.{number}.tmp").symlink_to(victim)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0")
+    (folder / "other.html").symlink_to(victim)
+    with pytest.raises(UnavailableError, match="cannot write"):
+        write_atomically(folder / "report.html", b"new")
+    monkeypatch.undo()
+    write_atomically(folder / "report.html", b"new")
+    write_atomically(folder / "other.html", b"new")
+    assert victim.read_text() == "precious"
+    assert (folder / "report.html").read_bytes() == (folder / "other.html").read_bytes() == b"new"
+
+
+def test_the_bundle_is_the_published_one_and_comes_with_its_licence():
+    vendored = files("tuner.report") / "page/vendor"
+    data = (vendored / "plotly-basic.min.js").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == SHA256
+    assert f"plotly.js (basic - minified) v{VERSION}" in plotlyjs()[:200]
+    assert "Permission is hereby granted" in (vendored / "LICENSE").read_text("utf-8")
+
+
+def test_the_bundle_is_of_the_version_that_figures_are_made_for():
+    from plotly.offline import get_plotlyjs_version
+
+    assert VERSION.split(".")[0] == get_plotlyjs_version().split(".")[0]

@@ -1,7 +1,5 @@
 """A training beside its prediction: what is said once, and that nothing is raised."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

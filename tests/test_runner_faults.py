@@ -4,8 +4,6 @@ Each trial trains a tiny model in a process of its own, under a memory limit. Th
 with real CUDA errors, is at the end, and is skipped where there is none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The processes of a runner: who starts, supervises and ends whom. No torch in any of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

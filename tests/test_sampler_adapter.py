@@ -1,7 +1,5 @@
 """The searcher without Ray: a finite set, no duplicates, and out of memory as a constraint."""
 
-from __future__ import annotations
-
 import random
 
 import optuna

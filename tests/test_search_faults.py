@@ -1,7 +1,5 @@
 """A measured search on the processor in which values of a knob raise, hang and eat memory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The searches of them are under results/.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,5 @@
 """Malformed space files: the exact messages, and that nothing but InputError ever comes out."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tuner.core.errors import InputError
@@ -38,7 +34,7 @@ def changed(old: str, new: str) -> str:
     return SMALL.replace(old, new)
 
 
-def test_the_unchanged_space_is_valid() -> None:
+def test_the_unchanged_space_is_valid():
     assert read_space(SMALL, "s.yaml").count() == 9
 
 
@@ -130,18 +126,18 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("text", "message"), GOLDEN, ids=[m[:50] for _, m in GOLDEN])
-def test_messages(text: str, message: str) -> None:
+def test_messages(text, message):
     assert problems_of(text) == [message]
 
 
-def test_all_problems_come_at_once_in_the_order_of_the_lines() -> None:
+def test_all_problems_come_at_once_in_the_order_of_the_lines():
     text = SMALL.replace("[1, 2, 4]", "[1, x]").replace("lora_rank >= 32", "lora_rank >>> 32")
     text = text.replace("effective_batch: 32", "effective_batch: -1, optimiser: sgd")
     places = [problem.split(" ")[0] for problem in problems_of(text)]
     assert places == ["s.yaml:5", "s.yaml:7", "s.yaml:7", "s.yaml:11"]
 
 
-def test_too_many_combinations_are_refused_before_any_is_made() -> None:
+def test_too_many_combinations_are_refused_before_any_is_made():
     """To go through a billion of them would take an hour."""
     text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 1000, step: 1}")
     text = text.replace("{min: 16, max: 64, step: 16}", "{min: 1, max: 1000, step: 1}")
@@ -149,7 +145,7 @@ def test_too_many_combinations_are_refused_before_any_is_made() -> None:
     assert "1,000,000,000 combinations; at most 200,000" in problems_of(text)[0]
 
 
-def test_too_many_evaluations_are_refused_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_evaluations_are_refused_before_the_first(monkeypatch):
     """A hundred conditions on every knob of a large space would take minutes."""
     monkeypatch.setattr(Expression, "evaluate", lambda self, values: pytest.fail(self.text))
     text = SMALL.replace("[1, 2, 4]", "{min: 1, max: 400, step: 1}")
@@ -162,14 +158,14 @@ def test_too_many_evaluations_are_refused_before_the_first(monkeypatch: pytest.M
     assert "at most 500,000 are allowed" in problem
 
 
-def test_a_name_that_differs_from_the_file(tmp_path: Path) -> None:
+def test_a_name_that_differs_from_the_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(SMALL)
     with pytest.raises(InputError, match="the name 's' differs from that of the file, 'mine'"):
         load_space(str(path))
 
 
-def test_alias_bombs_and_circles_end() -> None:
+def test_alias_bombs_and_circles_end():
     """Spelled out, the first would have 9 ** 39 items."""
     levels = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 40))
     circle = "name: &n [*n]\nknobs: &k {micro_batch: *k, lora_rank: &r [*r]}\nstages: &s [*s]\n"

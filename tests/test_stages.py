@@ -1,7 +1,5 @@
 """Stages of a training: one configuration for all of them, as hard as the hardest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

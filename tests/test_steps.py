@@ -1,7 +1,5 @@
 """Which steps a trial runs, and what follows for whole ones from the parts of short ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from types import SimpleNamespace

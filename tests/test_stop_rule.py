@@ -1,7 +1,5 @@
 """Trials that end early, and trials that verify: what decides, and what a real one then says."""
 
-from __future__ import annotations
-
 import pytest
 from measure_samples import job, knobs, model_folder, quick
 

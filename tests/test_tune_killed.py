@@ -4,8 +4,6 @@ Each is a `tuner search` with real trials of a model of two layers on the proces
 own losses are in test_local_ray.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

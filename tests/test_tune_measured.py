@@ -1,7 +1,5 @@
 """Measured trials in a search: what is kept of them, what is known, and who runs them."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 

@@ -1,7 +1,5 @@
 """Mixed searches on a real Ray cluster of several nodes, which are killed and added meanwhile."""
 
-from __future__ import annotations
-
 import signal
 from concurrent.futures import ThreadPoolExecutor
 

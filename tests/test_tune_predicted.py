@@ -1,12 +1,7 @@
 """`tuner tune --predict`: the front of a program's settings, of which nothing is run or written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tuner.app.cli.main import run
 
@@ -22,9 +17,7 @@ SFTTrainer(
 """
 
 
-def test_the_front_and_the_change_to_the_fastest_that_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_front_and_the_change_to_the_fastest_that_fits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     knob = ["--knob", "per_device_train_batch_size"]
@@ -46,8 +39,8 @@ def test_the_front_and_the_change_to_the_fastest_that_fits(
 
 
 def test_packing_is_varied_and_a_parameter_that_cannot_be_is_said_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     words = ["tune", "train.py", "--gpu", "rtx4090", "--predict", "--knob"]
@@ -60,7 +53,7 @@ def test_packing_is_varied_and_a_parameter_that_cannot_be_is_said_with_what_to_d
     assert "set attn_implementation in the program first" in capsys.readouterr().err
 
 
-def test_options_of_trials_contradict_it(capsys: Any) -> None:
+def test_options_of_trials_contradict_it(capsys):
     words = ["tune", "train.py", "--gpu", "rtx4090"]
     assert run([*words, "--predict", "--trials", "3"]) == 2
     assert "--trials and --predict contradict each other" in capsys.readouterr().err

@@ -82,7 +82,7 @@ class TestTies:
 
 
 @pytest.mark.parametrize("verification", [False, True])
-def test_repeats_that_differ_by_more_than_their_intervals_are_said(verification: bool):
+def test_repeats_that_differ_by_more_than_their_intervals_are_said(verification):
     first = trial(FASTEST, width=0.01, name="a")
 
     def again(factor: float) -> Ranking:

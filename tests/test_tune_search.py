@@ -1,7 +1,5 @@
 """Searches on a real local Ray, with a closed-form GPU in place of the trials."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -412,10 +410,7 @@ def tell_everybody(process: subprocess.Popen[str], number: int) -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("tell", "number", "sleep_s"),
-    [
-        (tell_twice, signal.SIGTERM, 600.0),
-        (tell_everybody, signal.SIGTERM, 0.5),
-    ],
+    [(tell_twice, signal.SIGTERM, 600.0), (tell_everybody, signal.SIGTERM, 0.5)],
 )
 def test_a_stop_leaves_a_valid_journal_and_no_process(
     tmp_path, start_search, tell, number, sleep_s

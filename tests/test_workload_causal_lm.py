@@ -1,7 +1,5 @@
 """The workload builds what the libraries themselves would: layers, loss, optimizer, adapters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -85,9 +83,7 @@ def test_nf4_layers_hold_the_tensors_that_bitsandbytes_makes(double_quant):
         weight, blocksize=64, compress_statistics=double_quant, quant_type="nf4"
     )
     model = build()
-    quantize_linears(
-        model, precision="nf4", compute_dtype=torch.bfloat16, double_quant=double_quant
-    )
+    quantize_linears(model, precision="nf4", dtype=torch.bfloat16, double_quant=double_quant)
     made = model.model.layers[0].mlp.gate_proj.weight
     assert layouts([made]) == layouts([codes])
     assert layouts(quantized_tensors_of(made)) == layouts(quantized_tensors_of(state))
@@ -109,7 +105,7 @@ def test_int8_layers_hold_the_tensors_that_bitsandbytes_makes():
     weight = build().model.layers[0].mlp.gate_proj.weight.detach()
     codes, scales, _ = int8_vectorwise_quant(weight.half())
     model = build()
-    quantize_linears(model, precision="int8", compute_dtype=torch.float16)
+    quantize_linears(model, precision="int8", dtype=torch.float16)
     made = model.model.layers[0].mlp.gate_proj.weight
     assert layouts([made, made.SCB]) == layouts([codes, scales])
 
@@ -118,7 +114,7 @@ def test_int8_layers_hold_the_tensors_that_bitsandbytes_makes():
 def test_embedding_and_head_are_not_quantised(precision):
     model = build()
     expected = sum(parameter.numel() for parameter in model.parameters())
-    quantize_linears(model, precision=precision, compute_dtype=torch.float16)
+    quantize_linears(model, precision=precision, dtype=torch.float16)
     assert model.lm_head.weight.dtype is torch.float32
     assert model.model.embed_tokens.weight.dtype is torch.float32
     assert sum(map(logical_numel, model.parameters())) == expected
@@ -128,7 +124,7 @@ def test_embedding_and_head_are_not_quantised(precision):
 
 def test_odd_numbers_of_weights_fill_their_last_byte():
     model = build(hidden_size=35, intermediate_size=7, num_attention_heads=5, num_key_value_heads=5)
-    quantize_linears(model, precision="nf4", compute_dtype=torch.float16)
+    quantize_linears(model, precision="nf4", dtype=torch.float16)
     weight = model.model.layers[0].mlp.gate_proj.weight
     assert weight.numel() == math.ceil(35 * 7 / 2)
     assert logical_numel(weight) == 35 * 7

@@ -1,7 +1,5 @@
 """The embedder of workload `contrastive`: it trains, and its predictions are those of traces."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,13 +18,10 @@ from tuner.core.errors import InputError
 from tuner.predict.predict import predict
 from tuner.predict.traces import Subject
 from tuner.predict.training import get_workload, tokens_per_sample
-from tuner.predict.training.contrastive import (
-    Experts,
-    _imbalance,
-    _on_hyperboloid,
-)
+from tuner.predict.training.contrastive import Experts, _imbalance, _on_hyperboloid
 from tuner.space.gpus import get_gpu
 from tuner.space.models.catalogue import resolve_config
+from tuner.trial.device import RealEnvironment, open_session
 
 NAICS = {
     "channels": ("title", "description", "excluded", "examples"),
@@ -174,6 +169,16 @@ def test_the_imbalance_is_least_where_experts_are_equally_busy():
 def test_what_cannot_be_built_is_refused(changes, text):
     with pytest.raises(InputError, match=text):
         opened(TINY_BERT, tiny(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "checkpoint", "text"),
+    [({}, "some/folder", "checkpoint"), ({"persistent_workers": True}, None, "no effect")],
+)
+def test_what_would_have_no_effect_is_refused(changes, checkpoint, text):
+    environment = RealEnvironment("cpu", checkpoint=checkpoint)
+    with pytest.raises(InputError, match=text):
+        open_session(get_workload("contrastive"), TINY_BERT, tiny(**changes), environment)
 
 
 @pytest.mark.proof

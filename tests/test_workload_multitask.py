@@ -1,7 +1,5 @@
 """Task heads and a router on a frozen encoder: phases train what they say, and no more."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

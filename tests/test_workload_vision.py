@@ -1,7 +1,5 @@
 """`causal_lm` beyond text and adapters: a vision tower that never runs, modules trained whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -140,6 +138,7 @@ def test_what_cannot_be_trained_whole_is_refused(values, message):
         ({"precision": "nf4", "modules_to_save": ("lm_head",), "kbit_preparation": "trl"}, True),
         ({"precision": "nf4", "modules_to_save": ("lm_head",)}, False),  # peft widens it to fp32
         ({"precision": "fp16"}, False),
+        ({"precision": "fp16", "lora_rank": 0}, True),
     ],
 )
 def test_gradients_of_fp16_copies_cannot_be_scaled(values, refused):

@@ -1,7 +1,5 @@
 """Waits for what comes in a moment, on a machine that others use too, and for processes to end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table must say the same at every width: text is wrapped and columns are left out, no more."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 

@@ -335,10 +335,7 @@ def _run_squad(row: Row) -> Case | str:
             max_grad_norm=0 if code == "2019" else 1.0,
             training_loop="function",
             num_labels=2,
-            program_ways=(
-                "question_answering",
-                "master_weights" if half else "bert_adam",
-            ),
+            program_ways=("question_answering", "master_weights" if half else "bert_adam"),
         ),
         measured=Measured(
             device=_bytes(row.peak_gib), step_s=(row.micro_batch or 0) / (row.throughput or 1)

@@ -15,13 +15,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.accuracy.coverage import (
-    STEP,
-    Held,
-    held_rows,
-    interval_of,
-    program_prior,
-)
+from benchmarks.accuracy.coverage import STEP, Held, held_rows, interval_of, program_prior
 from benchmarks.accuracy.memory_intervals import doubts_of
 from benchmarks.accuracy.report import Comparison, rank_correlation
 from tuner.cost.calibrate import PROGRAM_PRIOR, doubted_step, prior_of

@@ -204,10 +204,7 @@ def cells(found: Sequence[tuple[MemoryRow, MemoryErrors]]) -> str:
 
 def table(rows: Sequence[MemoryRow]) -> str:
     """Half the width and the rows inside, by kind, program and GPU, as Markdown."""
-    lines = [
-        f"| rows | number | {' | '.join(WAYS)} |",
-        "|---|---:|---|---|---|",
-    ]
+    lines = [f"| rows | number | {' | '.join(WAYS)} |", "|---|---:|---|---|---|"]
     ways = [judged(rows, value) for value in WAYS.values()]
     kinds = dict.fromkeys(row.kind for row in rows)
     sets: dict[str, Callable[[MemoryRow], bool]] = {

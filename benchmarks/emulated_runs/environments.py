@@ -90,10 +90,7 @@ CANIFINETUNE = Environment(
     note="torch 2.10, and the row 2.6",
 )
 FITSCOUT = Environment(
-    "fitscout",
-    ("fitscout==0.1.1",),
-    over=TORCH_2_10,
-    note="the row's versions are not known",
+    "fitscout", ("fitscout==0.1.1",), over=TORCH_2_10, note="the row's versions are not known"
 )
 
 ENVIRONMENTS = {one.name: one for one in (TORCH_2_10, TORCH_2_14, CANIFINETUNE, FITSCOUT)}

@@ -16,9 +16,7 @@ model = AutoModelForCausalLM.from_pretrained(
     dtype=torch.bfloat16,
     device_map={"": 0},
     quantization_config=BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
     ),
 )
 question = {"role": "user", "content": "What is it about? " * 20}

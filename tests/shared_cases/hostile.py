@@ -1,7 +1,5 @@
 """Values and whole files that have broken other readers of YAML, JSON and expressions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 An example is a real file and a few edits, so that it shrinks to the one edit that matters.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -13,14 +11,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from shared_cases.hostile import (
-    EXPRESSIONS,
-    JSON_TEXTS,
-    SCALARS,
-    WHOLE_FILES,
-    YAML_TEXTS,
-    Raw,
-)
+from shared_cases.hostile import EXPRESSIONS, JSON_TEXTS, SCALARS, WHOLE_FILES, YAML_TEXTS, Raw
 
 Edit = tuple[str, float, float, int]
 """What is done, two places from 0 to 1, and a number that chooses among values."""

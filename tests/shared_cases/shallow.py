@@ -1,7 +1,5 @@
 """Models of the catalogue with few layers."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

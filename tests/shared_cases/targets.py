@@ -4,8 +4,6 @@ A target's `check` gets the path of a damaged file. It may raise `TunerError`, w
 answer; anything else that it raises is a failure.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -270,9 +268,7 @@ def table_inputs() -> st.SearchStrategy[bytes]:
 
     share = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
     value = st.one_of(
-        st.sampled_from(_NUMBERS).map(float),
-        st.floats(1e-300, 1e300),
-        st.floats(1, 1e12),
+        st.sampled_from(_NUMBERS).map(float), st.floats(1e-300, 1e300), st.floats(1, 1e12)
     )
     return st.lists(st.tuples(share, value), min_size=1, max_size=6).map(changed)
 

@@ -1,7 +1,5 @@
 """The smallest model that can be traced and trained, as a `config.json` says it."""
 
-from __future__ import annotations
-
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],

@@ -1,7 +1,5 @@
 """A deeper model's events aligned with a shallow one's: exact, with fewest insertions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

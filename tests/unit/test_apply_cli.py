@@ -1,7 +1,5 @@
 """`tuner apply` and the part `apply` of a space, from the command line to the file."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The values of a training in stages into a project's own files: one for all, one for each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

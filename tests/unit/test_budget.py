@@ -1,7 +1,5 @@
 """When a search stops: the limits of its budget, and what trials have cost."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -46,11 +44,10 @@ def measured(duration_s: float, **fields):
     return dataclasses.replace(record, outcome=outcome)
 
 
-class TestDeviceTime:
-    def test_counts_what_measured_trials_took_times_their_gpus(self):
-        records = [measured(20.0), measured(40.0), make_record()]  # the last one was simulated
-        assert device_s(records, 2.0) == 120.0 + 60.0
-        assert device_s(records, 2.0, running=1) == 120.0 + 2 * 60.0
+def test_counts_what_measured_trials_took_times_their_gpus():
+    records = [measured(20.0), measured(40.0), make_record()]  # the last one was simulated
+    assert device_s(records, 2.0) == 120.0 + 60.0
+    assert device_s(records, 2.0, running=1) == 120.0 + 2 * 60.0
 
 
 class TestBudget:

@@ -1,7 +1,5 @@
 """The cache on disk: what is damaged, stale or strange is rebuilt or ignored, never trusted."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -38,7 +36,6 @@ def checked(file: str, content: bytes) -> bytes:
 def test_arrays_come_back_as_they_were(folder):
     cache.write_arrays("entry", ARRAYS)
     read = cache.read_arrays("entry")
-    assert read is not None
     assert read.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(read[name], array)
@@ -181,11 +178,7 @@ def test_code_that_traces_is_part_of_the_environment(monkeypatch):
         assert cache.environment_digest() != before
     finally:
         cache.environment_digest.cache_clear()
-    assert {
-        "tracing/trace.py",
-        "compiler/deepening.py",
-        "training/causal_lm.py",
-    } <= seen
+    assert {"tracing/trace.py", "compiler/deepening.py", "training/causal_lm.py"} <= seen
 
 
 def test_switched_off_it_keeps_nothing(monkeypatch, tmp_path):

@@ -1,7 +1,5 @@
 """The posterior of errors: what is learned from values, bounds and outliers, and how sure it is."""
 
-from __future__ import annotations
-
 import math
 import random
 

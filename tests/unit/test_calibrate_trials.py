@@ -1,7 +1,5 @@
 """What trials teach of predictions, what they do not, and predictions corrected by them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import replace
@@ -12,19 +10,7 @@ from results_samples import GPU, make_measurement, make_memory, make_record, mak
 
 from tuner.core.records import Exhausted, MemoryBudget, Outcome, Prediction, Status, TrialRecord
 from tuner.core.units import GIB
-from tuner.cost.calibrate import (
-    ALLOCATED,
-    DEVICE,
-    QUANTITIES,
-    RESERVED,
-    STEP,
-    TOKENS,
-    _Calibrations,
-    calibrations_from,
-    observations_of,
-    prior_intervals,
-    uncorrected,
-)
+from tuner.cost import calibrate
 
 SPACE = "qlora27b"
 CATALOGUE, PROFILE = "trace; roofline from the GPU catalogue", "trace; device profile"
@@ -61,7 +47,7 @@ def trial(
 
 
 def test_trials_correct_what_they_measured():
-    learned = calibrations_from(trial(n, memory=1.1, slowness=1.4) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, memory=1.1, slowness=1.4) for n in range(8))
     before = predicted(20)
     after = learned.apply(before, SPACE)
     assert after.memory.device_bytes == pytest.approx(22 * GIB, rel=0.005)
@@ -74,7 +60,7 @@ def test_trials_correct_what_they_measured():
 
 @pytest.mark.parametrize("memory", [0.4, 0.9, 1.0, 1.3])
 def test_a_corrected_prediction_adds_up(memory):
-    learned = calibrations_from(trial(n, memory=memory, slowness=0.5) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, memory=memory, slowness=0.5) for n in range(8))
     after = learned.apply(predicted(20), SPACE)
     sizes = after.memory
     assert sizes.peak_allocated_bytes <= sizes.peak_reserved_bytes <= sizes.device_bytes
@@ -88,20 +74,20 @@ def test_a_corrected_prediction_adds_up(memory):
 
 
 def test_the_verdict_is_on_the_corrected_memory():
-    learned = calibrations_from(trial(n, memory=1.2) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, memory=1.2) for n in range(8))
     tight = predicted(44)
     assert tight.fits
     assert not learned.apply(tight, SPACE).fits
-    relieved = calibrations_from(trial(n, memory=0.8) for n in range(8))
+    relieved = calibrate.calibrations_from(trial(n, memory=0.8) for n in range(8))
     assert not predicted(50).fits
     assert relieved.apply(predicted(50), SPACE).fits
 
 
 def test_a_correction_can_be_taken_back_and_is_not_made_twice():
-    learned = calibrations_from(trial(n, memory=1.1, slowness=1.4) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, memory=1.1, slowness=1.4) for n in range(8))
     raw = predicted(20)
     once = learned.apply(raw, SPACE)
-    back = uncorrected(once)
+    back = calibrate.uncorrected(once)
     assert back.memory.device_bytes == raw.memory.device_bytes
     assert back.speed.step_s == pytest.approx(raw.speed.step_s)
     assert back.corrections == {}
@@ -112,28 +98,28 @@ def test_a_correction_can_be_taken_back_and_is_not_made_twice():
 
 def test_trials_with_corrected_predictions_teach_the_same():
     trials = [trial(n, memory=1.1, slowness=1.4) for n in range(8)]
-    learned = calibrations_from(trials)
+    learned = calibrate.calibrations_from(trials)
     corrected = [
         replace(
             t, outcome=replace(t.outcome, prediction=learned.apply(t.outcome.prediction, SPACE))
         )
         for t in trials
     ]
-    again = calibrations_from(corrected)
-    for quantity in QUANTITIES:
+    again = calibrate.calibrations_from(corrected)
+    for quantity in calibrate.QUANTITIES:
         one, other = (c.of(quantity, predicted(), SPACE).factors for c in (learned, again))
         assert other.median == pytest.approx(one.median, rel=1e-4)
 
 
 def test_every_gpu_and_space_has_its_own():
-    learned = calibrations_from(trial(n, memory=1.2) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, memory=1.2) for n in range(8))
     other_gpu = replace(predicted(20), gpu="t4")
     for prediction, space in ((other_gpu, SPACE), (predicted(20), "another")):
         untouched = learned.apply(prediction, space)
         assert untouched.memory == prediction.memory
         assert untouched.speed == prediction.speed
         assert untouched.corrections == {}
-        assert untouched.intervals == prior_intervals(
+        assert untouched.intervals == calibrate.prior_intervals(
             prediction.memory,
             prediction.speed,
             prediction.method,
@@ -142,7 +128,7 @@ def test_every_gpu_and_space_has_its_own():
 
 
 def test_step_times_of_a_device_profile_are_learned_apart():
-    learned = calibrations_from(trial(n, slowness=1.5) for n in range(8))
+    learned = calibrate.calibrations_from(trial(n, slowness=1.5) for n in range(8))
     with_profile = predicted(20, method=PROFILE)
     assert learned.apply(predicted(20), SPACE).speed.step_s > 1.4 * with_profile.speed.step_s
     assert learned.apply(with_profile, SPACE).speed == with_profile.speed
@@ -153,41 +139,41 @@ def test_simulated_trials_teach_nothing():
         make_record(device_bytes=gib * GIB, settings={"micro_batch": gib}) for gib in (10, 40, 60)
     ]
     assert {r.outcome.status for r in simulated} == {Status.OK, Status.OOM}
-    assert calibrations_from(simulated).learned == {}
-    assert calibrations_from([]).learned == {}
+    assert calibrate.calibrations_from(simulated).learned == {}
+    assert calibrate.calibrations_from([]).learned == {}
 
 
 def test_running_out_of_memory_lowers_the_probability_of_fitting():
     tight = predicted(45)
-    before = _Calibrations().probabilities_of_fitting([tight], SPACE)[0]
+    before = calibrate._Calibrations().probabilities_of_fitting([tight], SPACE)[0]
     ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(45))
-    after = calibrations_from([ran_out])
+    after = calibrate.calibrations_from([ran_out])
     assert after.probabilities_of_fitting([tight], SPACE)[0] < before - 0.05
     # Reserved memory is bounded as well, and step time says nothing.
-    assert {key[0] for key in after.learned} == {DEVICE, RESERVED}
-    fitted = calibrations_from([trial(n, prediction=predicted(45)) for n in range(5)])
+    assert {key[0] for key in after.learned} == {calibrate.DEVICE, calibrate.RESERVED}
+    fitted = calibrate.calibrations_from([trial(n, prediction=predicted(45)) for n in range(5)])
     assert fitted.probabilities_of_fitting([tight], SPACE)[0] > before
 
 
 def test_memory_that_ran_out_as_predicted_counts_when_a_device_refused_it():
     beyond = predicted(60)
     refused = trial(1, memory=None, status=Status.OOM, prediction=beyond, requested=GIB)
-    assert observations_of(refused, beyond)[0].at_least == GPU.memory_bytes
+    assert calibrate.observations_of(refused, beyond)[0].at_least == GPU.memory_bytes
     counted = trial(1, memory=None, status=Status.OOM, prediction=beyond)
-    assert observations_of(counted, beyond) == []
+    assert calibrate.observations_of(counted, beyond) == []
 
 
 def test_a_trial_that_exhausted_the_host_says_nothing_of_the_device():
     ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(45))
     host = replace(ran_out, outcome=replace(ran_out.outcome, exhausted=Exhausted.HOST))
-    assert observations_of(ran_out, predicted(45))
-    assert observations_of(host, predicted(45)) == []
+    assert calibrate.observations_of(ran_out, predicted(45))
+    assert calibrate.observations_of(host, predicted(45)) == []
 
 
 def test_a_stand_in_ran_out_of_its_limit_and_not_of_its_memory():
     ran_out = trial(1, memory=None, status=Status.OOM, prediction=predicted(12))
     limited = replace(ran_out, memory_limit_bytes=10 * GIB)
-    bound, *_ = observations_of(limited, predicted(12))
+    bound, *_ = calibrate.observations_of(limited, predicted(12))
     assert bound.at_least == 10 * GIB
 
 
@@ -197,13 +183,13 @@ def test_a_measured_trial_is_compared_with_the_prediction_of_another_record():
         both = trial(number, memory=1.1)
         for name in ("prediction", "measurement"):
             pairs.append(replace(both, outcome=replace(both.outcome, **{name: None})))
-    learned = calibrations_from(pairs)
-    together = calibrations_from(trial(n, memory=1.1) for n in range(8))
+    learned = calibrate.calibrations_from(pairs)
+    together = calibrate.calibrations_from(trial(n, memory=1.1) for n in range(8))
     assert learned.learned.keys() == together.learned.keys()
     for key, calibration in learned.learned.items():
         assert calibration.factors == together.learned[key].factors
     alone = [r for r in pairs if r.outcome.prediction is None]
-    assert calibrations_from(alone).learned == {}
+    assert calibrate.calibrations_from(alone).learned == {}
 
 
 def test_a_fixed_cost_of_micro_steps_is_found():
@@ -214,13 +200,13 @@ def test_a_fixed_cost_of_micro_steps_is_found():
         step_s = prediction.speed.step_s
         slowness = (step_s + 8 * 0.04) / step_s
         trials.append(trial(number, prediction=prediction, slowness=slowness))
-    calibration = calibrations_from(trials).of(STEP, predicted(), SPACE)
+    calibration = calibrate.calibrations_from(trials).of(calibrate.STEP, predicted(), SPACE)
     assert calibration.fixed_cost == pytest.approx(0.04)
     assert calibration.correct(1.0, units=8).median == pytest.approx(1.32, rel=0.03)
 
 
 def test_probabilities_of_many_predictions_are_those_of_each():
-    learned = calibrations_from(trial(n, memory=1 + n / 40) for n in range(5))
+    learned = calibrate.calibrations_from(trial(n, memory=1 + n / 40) for n in range(5))
     predictions = [predicted(gib) for gib in (10, 30, 43, 46, 47, 60)]
     predictions.append(replace(predicted(46), gpu="a100_80gb", budget=MemoryBudget(80 * GIB)))
     predictions.append(learned.apply(predicted(46), SPACE))
@@ -235,28 +221,31 @@ def test_probabilities_of_many_predictions_are_those_of_each():
 
 def test_the_prior_interval_contains_the_prediction_and_is_wider_without_a_profile():
     memory, speed = make_memory(20 * GIB), make_speed(300.0)
-    plain = prior_intervals(memory, speed, CATALOGUE, unknown=(0.7, 1.4))
-    profiled = prior_intervals(memory, speed, PROFILE)
-    assert set(plain) == {*QUANTITIES, TOKENS}
+    plain = calibrate.prior_intervals(memory, speed, CATALOGUE, unknown=(0.7, 1.4))
+    profiled = calibrate.prior_intervals(memory, speed, PROFILE)
+    assert set(plain) == {*calibrate.QUANTITIES, calibrate.TOKENS}
     for name, (low, high) in plain.items():
         value = getattr(memory, name, None) or getattr(speed, name)
         assert low < value < high
-    for name in (STEP, TOKENS):
+    for name in (calibrate.STEP, calibrate.TOKENS):
         assert plain[name][1] / plain[name][0] > 1.05 * profiled[name][1] / profiled[name][0]
     # Unknowns add as squares: neither is hidden by the other, nor are both at their worst at once.
-    known = prior_intervals(memory, speed, CATALOGUE)[STEP][1] / speed.step_s
-    assert max(known, 1.4) < plain[STEP][1] / speed.step_s < 1.4 * known
+    known = calibrate.prior_intervals(memory, speed, CATALOGUE)[calibrate.STEP][1] / speed.step_s
+    assert max(known, 1.4) < plain[calibrate.STEP][1] / speed.step_s < 1.4 * known
     # Speed is far less certain than memory, reserved memory less than allocated.
     widths = {name: high / low for name, (low, high) in plain.items()}
-    assert widths[STEP] > widths[DEVICE] > widths[ALLOCATED]
+    assert widths[calibrate.STEP] > widths[calibrate.DEVICE] > widths[calibrate.ALLOCATED]
 
 
 def test_intervals_survive_the_journal_and_old_journals_are_read():
-    learned = calibrations_from(trial(n, memory=1.1) for n in range(4))
+    learned = calibrate.calibrations_from(trial(n, memory=1.1) for n in range(4))
     record = trial(1, prediction=learned.apply(predicted(20), SPACE))
     data = json.loads(json.dumps(record.to_dict()))
     assert TrialRecord.from_dict(data) == record
-    assert data["predicted"]["intervals"][DEVICE][0] < data["predicted"]["intervals"][DEVICE][1]
+    assert (
+        data["predicted"]["intervals"][calibrate.DEVICE][0]
+        < data["predicted"]["intervals"][calibrate.DEVICE][1]
+    )
     for name in ("intervals", "corrections"):
         del data["predicted"][name]
     old = TrialRecord.from_dict(data).outcome.prediction

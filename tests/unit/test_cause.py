@@ -1,7 +1,5 @@
 """The cause of a surprise, in the short answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The commands that need no search: answers, JSON, and one clear message for bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -263,14 +261,13 @@ class TestBadInput:
             run(["gpus"])
 
 
-class TestSignificant:
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(0.18612, "0.186"), (0.19, "0.190"), (0.99996, "1.00"), (285.7, "286"), (0, "0"),
-         (12345.6, "12,300"), (0.000123456, "0.000123"), (-1.2345, "-1.23"), (1000, "1,000")],
-    )  # fmt: skip
-    def test_three_digits_count(self, value, text):
-        assert significant(value) == text
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.18612, "0.186"), (0.19, "0.190"), (0.99996, "1.00"), (285.7, "286"), (0, "0"),
+     (12345.6, "12,300"), (0.000123456, "0.000123"), (-1.2345, "-1.23"), (1000, "1,000")],
+)  # fmt: skip
+def test_three_digits_count(value, text):
+    assert significant(value) == text
 
 
 def progress(**changes) -> Progress:

@@ -1,7 +1,5 @@
 """`tuner best --gpu all`: which GPU type is the cheapest for an epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

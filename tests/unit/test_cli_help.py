@@ -1,7 +1,5 @@
 """Help texts: short enough for a screen, with examples that can be typed as they stand."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

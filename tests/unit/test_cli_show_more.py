@@ -1,7 +1,5 @@
 """`tuner show` and `best` over other objectives, and beside stale trials."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Commands that are ended because they cannot win, and how long they are waited for."""
 
-from __future__ import annotations
-
 import json
 import sys
 

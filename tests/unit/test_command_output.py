@@ -1,7 +1,5 @@
 """What a command prints of its progress, and what is made of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Commands that messages show: each is one that runs as it stands."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Sizes found from two probes: exact everywhere, and refused where no polynomial fits."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Truncation, padding and batches from a distribution of token lengths."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -82,7 +80,7 @@ def test_uniform_lengths_have_the_closed_form_of_the_beta_distribution():
 
 
 @given(lengths_st, max_length_st)
-def test_truncation_is_what_cutting_does(lengths: list[int], max_length: int):
+def test_truncation_is_what_cutting_does(lengths, max_length):
     cut = TokenLengths.from_lengths(lengths).truncation(max_length)
     longer = sum(length > max_length for length in lengths) / len(lengths)
     lost = 1 - sum(min(length, max_length) for length in lengths) / sum(lengths)
@@ -91,9 +89,7 @@ def test_truncation_is_what_cutting_does(lengths: list[int], max_length: int):
 
 
 @given(lengths_st, max_length_st, st.integers(1, 200))
-def test_expected_length_is_the_sum_over_counted_lengths(
-    lengths: list[int], max_length: int, micro_batch: int
-):
+def test_expected_length_is_the_sum_over_counted_lengths(lengths, max_length, micro_batch):
     """The textbook sum for discrete draws: length times the probability that it is longest."""
     cut = sorted(min(length, max_length) for length in lengths)
     n = len(cut)
@@ -133,9 +129,7 @@ def test_lengths_all_alike_leave_no_doubt():
 
 
 @given(lengths_st, max_length_st, micro_batch_st, st.sampled_from(PADDING_MODES))
-def test_bounds_hold_for_every_distribution(
-    lengths: list[int], max_length: int, micro_batch: int, mode: str
-):
+def test_bounds_hold_for_every_distribution(lengths, max_length, micro_batch, mode):
     known = TokenLengths.from_lengths(lengths)
     unknown = TokenLengths.from_summary(mean=known.mean, longest=known.max)
     pairs = []
@@ -159,7 +153,7 @@ def test_bounds_hold_for_every_distribution(
     ("lengths", "message"),
     [([], "no token lengths"), ([5, -1], "-1 is negative"), ([0, 0], "no example has a token")],
 )
-def test_lengths_that_are_none(lengths: list[int], message: str):
+def test_lengths_that_are_none(lengths, message):
     with pytest.raises(InputError, match=message):
         TokenLengths.from_lengths(lengths)
 
@@ -176,13 +170,13 @@ def test_lengths_that_are_none(lengths: list[int], message: str):
         ([(0, 1)], "no example has a token"),
     ],
 )
-def test_points_that_are_no_distribution(points: list[tuple[float, float]], message: str):
+def test_points_that_are_no_distribution(points, message):
     with pytest.raises(InputError, match=message):
         TokenLengths.from_points(points)
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(0, 10), (11, 10), (math.nan, 10)])
-def test_summaries_that_contradict_themselves(mean: float, longest: int):
+def test_summaries_that_contradict_themselves(mean, longest):
     with pytest.raises(InputError, match="mean"):
         TokenLengths.from_summary(mean=mean, longest=longest)
 

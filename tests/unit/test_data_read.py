@@ -1,7 +1,5 @@
 """Token lengths from JSONL files: a column, and everything malformed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -29,13 +27,13 @@ def problems_of(error: pytest.ExceptionInfo[InputError]) -> list[str]:
 # --- what is read ----------------------------------------------------------------------------
 
 
-def test_a_column_of_lengths(tmp_path: Path):
+def test_a_column_of_lengths(tmp_path):
     path = write(tmp_path, {"n_tokens": 5}, "", {"n_tokens": 7.0, "x": None}, {"n_tokens": 0})
     found = read_lengths(path, length_column="n_tokens")
     assert found == TokenLengths.from_lengths([5, 7, 0])
 
 
-def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
+def test_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "windows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"n": 3}\r\n{"n": 4}')
     assert read_lengths(path, length_column="n").examples == 2
@@ -44,14 +42,14 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path):
 # --- malformed files -------------------------------------------------------------------------
 
 
-def test_pipes_and_devices_are_not_read(tmp_path: Path):
+def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(InputError, match="is not a file"):
             read_lengths(path, length_column="n")
 
 
-def test_every_malformed_line_is_named(tmp_path: Path):
+def test_every_malformed_line_is_named(tmp_path):
     path = write(
         tmp_path,
         {"n": 1},
@@ -90,14 +88,14 @@ def test_every_malformed_line_is_named(tmp_path: Path):
         assert part in text
 
 
-def test_malformed_bytes(tmp_path: Path):
+def test_malformed_bytes(tmp_path):
     path = tmp_path / "bytes.jsonl"
     path.write_bytes(b'{"n": 1}\n{"n": "\xff"}\n')
     with pytest.raises(InputError, match=r"bytes.jsonl:2: not UTF-8 at byte 8"):
         read_lengths(path, length_column="n")
 
 
-def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_huge_line_is_skipped_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "MAX_LINE_BYTES", 1000)
     fits = '{"n": 1' + " " * 992 + "}"
     path = write(tmp_path, fits, '{"n": 2}' + " " * 9000, {"n": "last"})
@@ -109,14 +107,14 @@ def test_a_huge_line_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n"])
-def test_a_file_without_examples(tmp_path: Path, content: str):
+def test_a_file_without_examples(tmp_path, content):
     path = tmp_path / "empty.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match="holds no examples"):
         read_lengths(path, length_column="n")
 
 
-def test_a_compressed_file_and_a_json_array_say_what_to_do(tmp_path: Path):
+def test_a_compressed_file_and_a_json_array_say_what_to_do(tmp_path):
     packed = tmp_path / "data.jsonl.gz"
     packed.write_bytes(b"\x1f\x8b\x08\x00rest")
     with pytest.raises(InputError, match=r"compressed[\s\S]*gunzip"):
@@ -126,13 +124,13 @@ def test_a_compressed_file_and_a_json_array_say_what_to_do(tmp_path: Path):
         read_lengths(array, length_column="n")
 
 
-def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path):
+def test_a_file_that_is_not_there_and_a_folder(tmp_path):
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
             read_lengths(path, length_column="n")
 
 
-def test_a_file_without_a_named_column(tmp_path: Path):
+def test_a_file_without_a_named_column(tmp_path):
     path = write(tmp_path, {"n": 1, "text": "a", "ok": True})
     with pytest.raises(InputError, match=r"is unknown[\s\S]*first line: n\)"):
         read_lengths(path, None)

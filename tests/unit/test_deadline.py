@@ -1,7 +1,5 @@
 """When a trial is given up, by the user's time or by the pace of its first step."""
 
-from __future__ import annotations
-
 from runner_bodies import CLOCK, set_ahead
 from slow_body import FIRST_STEP_WITHIN_S as SHORT_S
 from slow_body import LONGER_S

@@ -1,7 +1,5 @@
 """`gpus_per_trial` in search spaces: its kinds, its rules, and what follows from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,11 +8,7 @@ from documents import blocks
 from tuner.app.search.supported import supported_part
 from tuner.core.errors import InputError
 from tuner.core.records import KnobValue
-from tuner.core.setup.distributed_knobs import (
-    Parallelism,
-    gpus_per_trial,
-    most_gpus_per_trial,
-)
+from tuner.core.setup.distributed_knobs import Parallelism, gpus_per_trial, most_gpus_per_trial
 from tuner.space import configure, load_space
 from tuner.space.gpus import get_gpu
 
@@ -43,7 +37,7 @@ def write(folder: Path, *, knob: str = "", fixed: str = "", derived: str = "") -
     return str(path)
 
 
-def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path: Path) -> None:
+def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path):
     space = load_space(write(tmp_path, knob="gpus_per_trial: [1, 2, 4]"))
     found = {
         (c["gpus_per_trial"], c["micro_batch"], c["grad_accum"]) for c in space.configurations()
@@ -53,7 +47,7 @@ def test_as_a_knob_each_value_has_an_accumulation_of_its_own(tmp_path: Path) -> 
     assert most_gpus_per_trial(space.choices, space.fixed) == 4
 
 
-def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_path: Path) -> None:
+def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_path):
     space = load_space(write(tmp_path, knob="gpus_per_trial: [1, 2]"))
     whole = supported_part(space, get_gpu("a6000"), ())
     assert (whole.left_out, len(whole.supported)) == (0, 6)
@@ -67,7 +61,7 @@ def test_trials_of_several_gpus_are_left_out_where_their_link_is_unknown(tmp_pat
     assert len(supported_part(alone, get_gpu("a10g"), ()).supported) == 3
 
 
-def test_compiled_configurations_are_left_out_where_nothing_runs(tmp_path: Path) -> None:
+def test_compiled_configurations_are_left_out_where_nothing_runs(tmp_path):
     space = load_space(write(tmp_path, knob="torch_compile: [false, true]"))
     gpu = get_gpu("a6000")
     assert supported_part(space, gpu, ()).left_out == 0
@@ -80,7 +74,7 @@ def test_compiled_configurations_are_left_out_where_nothing_runs(tmp_path: Path)
         supported_part(alone, gpu, (), runs=False)
 
 
-def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> None:
+def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path):
     path = write(
         tmp_path, fixed="gpus_per_trial: 2", derived="grad_accum: effective_batch // micro_batch"
     )
@@ -89,7 +83,7 @@ def test_a_rule_of_the_users_that_forgets_the_gpus_is_named(tmp_path: Path) -> N
     assert "micro_batch * grad_accum * gpus_per_trial" in str(error.value.problems or error.value)
 
 
-def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
+def test_a_setting_on_the_command_line_divides_the_accumulation():
     space = load_space("tiny_cpu")
     one = configure(space, {"micro_batch": "2"}, strict=False)
     two = configure(space, {"micro_batch": "2", "gpus_per_trial": "2"}, strict=False)
@@ -100,7 +94,7 @@ def test_a_setting_on_the_command_line_divides_the_accumulation() -> None:
 
 
 @pytest.mark.parametrize("word", ["tensor_parallel", "fsdp1"])
-def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> None:
+def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word):
     with pytest.raises(InputError) as caught:
         configure(load_space("tiny_cpu"), {"distributed": word}, strict=False)
     assert f"{word} is not predicted" in str(caught.value)
@@ -120,12 +114,12 @@ def test_a_strategy_that_is_not_predicted_says_how_to_emulate_it(word: str) -> N
         ),
     ],
 )
-def test_gpus_that_cannot_stand_so_are_refused(settings: dict[str, KnobValue], said: str) -> None:
+def test_gpus_that_cannot_stand_so_are_refused(settings, said):
     (problem,) = Parallelism.of(settings).problems({"precision": "bf16", **settings})
     assert said in problem.message
 
 
-def test_a_group_is_a_machine_where_there_are_several() -> None:
+def test_a_group_is_a_machine_where_there_are_several():
     settings: dict[str, KnobValue] = {"gpus_per_trial": 16, "machines": 2, "distributed": "hsdp"}
     found = Parallelism.of(settings)
     assert (found.group, found.per_machine) == (8, 8)
@@ -134,7 +128,7 @@ def test_a_group_is_a_machine_where_there_are_several() -> None:
     assert Parallelism.of({**settings, "distributed": "fsdp2"}).group == 16
 
 
-def test_numbers_that_no_machine_has_are_left_out_of_a_space(tmp_path: Path) -> None:
+def test_numbers_that_no_machine_has_are_left_out_of_a_space(tmp_path):
     knob = "gpus_per_trial: [8, 32]\n  machines: [1, 2]"
     path = Path(write(tmp_path, knob=knob))
     path.write_text(path.read_text().replace("effective_batch: 8", "effective_batch: 32"))
@@ -148,7 +142,7 @@ def test_numbers_that_no_machine_has_are_left_out_of_a_space(tmp_path: Path) -> 
     assert any("add network_gb_per_s" in reason for reason in part.reasons)
 
 
-def test_the_example_of_the_documentation_is_a_space(tmp_path: Path) -> None:
+def test_the_example_of_the_documentation_is_a_space(tmp_path):
     (block,) = [b for b in blocks("docs/reference/spaces.md") if b.said("file") == "several.yaml"]
     path = tmp_path / "several.yaml"
     path.write_text(block.text)

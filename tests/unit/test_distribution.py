@@ -1,7 +1,5 @@
 """The lists of long files name files, and those whose tests go apart share nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

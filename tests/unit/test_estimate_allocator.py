@@ -3,8 +3,6 @@
 Expected values follow c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.x.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

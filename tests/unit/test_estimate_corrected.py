@@ -1,7 +1,5 @@
 """`tuner estimate`: trials of a space that ran correct its predictions, and no others."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

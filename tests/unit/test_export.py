@@ -1,7 +1,5 @@
 """`tuner export`: each tool's settings go through that tool's own parser, or its list of keys."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect
@@ -219,10 +217,7 @@ def test_what_concerns_the_machine_goes_to_trainer_where_a_space_has_it(tmp_path
         (
             {"gpus_per_trial": 16, "machines": 2, "distributed": "hsdp"},
             "FSDP",
-            {
-                "parallelism_config_dp_replicate_size": 2,
-                "parallelism_config_dp_shard_size": 8,
-            },
+            {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8},
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """Expressions: what they compute, what they refuse, and that nothing else ever escapes."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +40,7 @@ def value_of(text: str) -> object:
         ("micro_batch == 0 or effective_batch % micro_batch == 0", True),
     ],
 )
-def test_evaluates(text: str, expected: object) -> None:
+def test_evaluates(text, expected):
     assert value_of(text) == expected
 
 
@@ -68,7 +66,7 @@ def test_evaluates(text: str, expected: object) -> None:
         ("max(micro_batch, key=1)", "calls something", "allowed"),
     ],
 )
-def test_refuses_with_a_hint(text: str, message: str, hint: str) -> None:
+def test_refuses_with_a_hint(text, message, hint):
     with pytest.raises(InputError) as caught:
         compile_expression(text, VALUES, words=["nf4"])
     assert message in caught.value.message
@@ -91,20 +89,20 @@ def test_refuses_with_a_hint(text: str, message: str, hint: str) -> None:
         ("max(precision, 1)", "not a number"),
     ],
 )
-def test_evaluation_errors_name_expression_and_values(text: str, reason: str) -> None:
+def test_evaluation_errors_name_expression_and_values(text, reason):
     with pytest.raises(InputError) as caught:
         value_of(text)
     assert text in caught.value.message
     assert reason in caught.value.message
 
 
-def test_a_condition_must_be_true_or_false() -> None:
+def test_a_condition_must_be_true_or_false():
     with pytest.raises(InputError, match="is not a condition: it gives 0"):
         compile_expression("effective_batch % micro_batch", VALUES).holds(VALUES)
 
 
 @pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "-" * 490 + "1", "1" * 501, "\0"])
-def test_deep_and_long_expressions_are_input_errors_or_values(text: str) -> None:
+def test_deep_and_long_expressions_are_input_errors_or_values(text):
     try:
         found = str(value_of(text))
     except InputError as error:
@@ -113,7 +111,7 @@ def test_deep_and_long_expressions_are_input_errors_or_values(text: str) -> None
     assert len(found) < 2 * MAX_LENGTH
 
 
-def test_compared_words() -> None:
+def test_compared_words():
     expression = compile_expression("precision in ('nf4', 'x') and 'y' != precision", VALUES)
     assert sorted(expression.compared_words()) == [
         ("precision", "nf4"),

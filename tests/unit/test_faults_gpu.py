@@ -3,8 +3,6 @@
 The driver is a fake with the errors of the real one (`pynvml.NVMLError`).
 """
 
-from __future__ import annotations
-
 import sys
 
 import pynvml
@@ -120,10 +118,9 @@ class TestTrial:
         assert self.run("segfault").status is Status.CRASHED
 
 
-class TestCommands:
-    @pytest.mark.parametrize("code", LOST)
-    def test_doctor_has_it_as_a_problem(self, driver, code):
-        driver.lost = {0: code, 1: code}
-        found = [f for f in examine(print) if f.check == "GPU"]
-        assert [f.level for f in found] == ["problem", "problem"]
-        assert "xid" in found[0].fix
+@pytest.mark.parametrize("code", LOST)
+def test_doctor_has_it_as_a_problem(driver, code):
+    driver.lost = {0: code, 1: code}
+    found = [f for f in examine(print) if f.check == "GPU"]
+    assert [f.level for f in found] == ["problem", "problem"]
+    assert "xid" in found[0].fix

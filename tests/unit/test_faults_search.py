@@ -1,7 +1,5 @@
 """Clocks that jump, and out-of-memory trials without an end: the search ends as it should."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

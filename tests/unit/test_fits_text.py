@@ -1,7 +1,5 @@
 """The verdict with the arithmetic behind it, and the changes that go with it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +21,7 @@ def prediction(high_bytes: int) -> Prediction:
 
 
 @pytest.mark.parametrize(("high", "words"), [(25, "tight (likely fits)"), (23, "fits")])
-def test_an_interval_that_reaches_past_the_card_makes_it_tight(high: int, words: str) -> None:
+def test_an_interval_that_reaches_past_the_card_makes_it_tight(high, words):
     rest = "22.00 GiB of 24.00 GiB, 2.00 GiB free, headroom 1.00 GiB"
     assert verdict_text(prediction(high * GIB), BUDGET) == f"{words}: {rest}"
 
@@ -60,9 +58,7 @@ class _Runs:
 @pytest.mark.parametrize(
     ("high", "step_s", "is_suggested"), [(23, 0.5, True), (25, 0.5, False), (23, 0.95, False)]
 )
-def test_a_faster_change_must_fit_and_be_clearly_faster(
-    high: int, step_s: float, is_suggested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_faster_change_must_fit_and_be_clearly_faster(high, step_s, is_suggested, monkeypatch):
     def found(step_s: float, high: int, checkpointing: bool) -> Any:
         of = prediction(high * GIB)
         settings = {"micro_batch": 1, "gradient_checkpointing": checkpointing}
@@ -78,7 +74,7 @@ def test_a_faster_change_must_fit_and_be_clearly_faster(
     assert (checking.check_program(runs).suggestion is not None) is is_suggested
 
 
-def test_every_changed_word_of_a_long_line_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_changed_word_of_a_long_line_is_shown(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     line = "args = Arguments('out', batch=2, epochs=3, {}lr=1e-4, checkpointing={}, packing=False)"
     texts = [line.format("warmup_ratio=0.1, " * 4, value) for value in (True, False)]

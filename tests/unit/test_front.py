@@ -1,7 +1,5 @@
 """The Pareto front and its hypervolume, as properties over any set of trials."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import itertools
@@ -39,10 +37,7 @@ def trials(pairs):
     """Trials of so many samples/s and GiB; their tokens/s are in another order."""
     return [
         make_record(
-            float(speed * tokens),
-            gib * GIB,
-            settings={"micro_batch": index},
-            sample_tokens=tokens,
+            float(speed * tokens), gib * GIB, settings={"micro_batch": index}, sample_tokens=tokens
         )
         for index, (speed, gib) in enumerate(pairs)
         for tokens in [1 + (index * 389) % 1009]
@@ -160,21 +155,20 @@ class TestCoverage:
         assert [r.configuration["max_length"] for r in view.front] == [1000, 200]
 
 
-class TestFiles:
-    def test_table_picture_and_report_are_of_the_objectives_of_the_space(self, tmp_path):
-        space = dataclasses.replace(CAPACITY, objectives=("length_coverage", "epoch_usd"))
-        folder = ResultsFolder(tmp_path, "qlora27b", "a6000")
-        view = write_all(folder, make_search(80), space, GPU)
-        rows = list(csv.DictReader(folder.pareto_csv.open()))
-        assert [float(row["length_coverage"]) for row in rows] == sorted(
-            float(row["length_coverage"]) for row in rows
-        )
-        assert folder.pareto_png.read_bytes().startswith(b"\x89PNG")
-        page = folder.report_html.read_text()
-        assert "Examples not truncated (share) against cost per epoch (USD)" in page
-        assert "Fronts by level" in page
-        drawn = {i for points in layers(view) for i in points.indices}
-        assert drawn == set(range(80))
+def test_table_picture_and_report_are_of_the_objectives_of_the_space(tmp_path):
+    space = dataclasses.replace(CAPACITY, objectives=("length_coverage", "epoch_usd"))
+    folder = ResultsFolder(tmp_path, "qlora27b", "a6000")
+    view = write_all(folder, make_search(80), space, GPU)
+    rows = list(csv.DictReader(folder.pareto_csv.open()))
+    assert [float(row["length_coverage"]) for row in rows] == sorted(
+        float(row["length_coverage"]) for row in rows
+    )
+    assert folder.pareto_png.read_bytes().startswith(b"\x89PNG")
+    page = folder.report_html.read_text()
+    assert "Examples not truncated (share) against cost per epoch (USD)" in page
+    assert "Fronts by level" in page
+    drawn = {i for points in layers(view) for i in points.indices}
+    assert drawn == set(range(80))
 
 
 class TestLevels:

@@ -1,7 +1,5 @@
 """What people write from other tools is answered with tuner's word for it, then with spelling."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import metadata

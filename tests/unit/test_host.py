@@ -1,7 +1,5 @@
 """Facts about this machine, read from files as the kernel writes them."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

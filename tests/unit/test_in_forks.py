@@ -1,7 +1,5 @@
 """Processes that compute predictions end at once when nobody wants the predictions any more."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -34,7 +32,7 @@ def begun(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
 
 
-def test_an_interrupt_ends_the_processes_at_once(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_processes_at_once(tmp_path):
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
@@ -63,13 +61,13 @@ def end_itself(_: None, item: tuple[int, int]) -> int:
     return number
 
 
-def test_sigterm_to_every_process_of_a_job_loses_no_work() -> None:
+def test_sigterm_to_every_process_of_a_job_loses_no_work():
     items = [(1, int(signal.SIGTERM)), (2, int(signal.SIGINT))]
     found = in_forks(end_itself, items, None, workers=2, traces=False)
     assert sorted(result for _, result in found) == [1, 2]
 
 
-def test_a_killed_process_is_said() -> None:
+def test_a_killed_process_is_said():
     items = [(1, int(signal.SIGKILL)), (2, 0)]
     with pytest.raises(UnavailableError, match="was killed, most likely for lack of memory"):
         list(in_forks(end_itself, items, None, workers=2, traces=False))
@@ -86,7 +84,7 @@ list(in_forks(compute, [1, 2], folder, workers=2, traces=False))
 """
 
 
-def test_they_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_they_end_with_a_parent_that_is_killed(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), *sys.path])
     try:
         pids = begun(tmp_path)

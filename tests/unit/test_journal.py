@@ -1,7 +1,5 @@
 """The journal: what is appended comes back, whatever a kill or an editor did to the file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

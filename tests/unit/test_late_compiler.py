@@ -1,7 +1,5 @@
 """bitsandbytes is imported without PyTorch's compiler, which it gets once it needs it."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch
@@ -9,7 +7,7 @@ import torch
 from tuner.core.meanwhile import compiled_at_first_call
 
 
-def test_a_decorated_function_is_compiled_once_it_is_called() -> None:
+def test_a_decorated_function_is_compiled_once_it_is_called():
     asked = mock.Mock(side_effect=lambda function, **how: function)
     with mock.patch.object(torch, "compile", asked):
         with compiled_at_first_call():

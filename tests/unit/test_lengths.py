@@ -1,7 +1,5 @@
 """Trials on the lengths of the data: who refuses them, and what they say of other trials."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

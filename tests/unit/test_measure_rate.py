@@ -1,7 +1,5 @@
 """When enough steps were timed, and what the driver's counters come to."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

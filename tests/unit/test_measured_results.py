@@ -1,7 +1,5 @@
 """Measured and simulated trials of one folder: which counts, and how well they agree."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -12,11 +10,7 @@ from results_samples import GPU, SPACE, make_record
 
 from tuner.core.records import Exhausted, Outcome, Source, Status, TrialRecord
 from tuner.core.units import GIB
-from tuner.report.terminal.front import (
-    pairs,
-    prediction_error_rows,
-    verdicts_text,
-)
+from tuner.report.terminal.front import pairs, prediction_error_rows, verdicts_text
 from tuner.searches.best import recommend
 from tuner.searches.journal import latest
 from tuner.searches.view import Kind, build_view
@@ -63,7 +57,6 @@ class TestChoice:
         slow = measured(record(1, 300), device=NAME)
         fast = record(4, 900)
         view = build_view([slow, fast], SPACE, GPU)
-        assert view.best is not None
         assert (view.best.record, view.front, view.source) == (slow, (slow,), "measured")
         assert view.drawn_source == "predicted and measured"
         assert view.kinds == (Kind.BEST, Kind.UNTRIED)
@@ -74,7 +67,6 @@ class TestChoice:
         fast = measured(record(4, 900), device=NAME)
         for first, has_gain in ((baseline, False), (measured(baseline, device=NAME), True)):
             best = recommend([first, fast], SPACE, GPU)
-            assert best is not None
             assert (best.gain is not None) is has_gain
 
 
@@ -88,7 +80,6 @@ class TestAgreement:
     def test_intervals_are_checked_against_the_measured_value(self):
         one = record(1, 300)
         prediction = one.outcome.prediction
-        assert prediction is not None
         step_s = prediction.speed.step_s
         intervals = {"step_s": (0.9 * step_s, 1.1 * step_s)}
         prediction = dataclasses.replace(prediction, intervals=intervals)

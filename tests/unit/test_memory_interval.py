@@ -1,7 +1,5 @@
 """Intervals of predicted memory: they contain it, and are as wide as what is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

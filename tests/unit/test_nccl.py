@@ -1,7 +1,5 @@
 """Buffers of NCCL as its source says, against out-of-memory messages, and sizes of contexts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,7 +10,7 @@ from tuner.cost.library_memory import CONNECTION_BYTES, context_bytes, nccl_byte
 from tuner.space.gpus import get_gpu
 
 
-def test_a_connection_has_the_buffers_of_three_protocols() -> None:
+def test_a_connection_has_the_buffers_of_three_protocols():
     """Sizes of NCCL 2.30: src/init.cc, DEFAULT_LL_BUFFSIZE and its neighbours."""
     low_latency, low_latency_128, simple = 8 * 512 * 8 * 16, 120 * 640 * 8 * 8, 4 * MIB
     receive = low_latency + low_latency_128 + simple
@@ -30,21 +28,21 @@ def test_a_connection_has_the_buffers_of_three_protocols() -> None:
         ("rtx4090", 8, 48),
     ],
 )
-def test_each_channel_has_two_neighbours_and_a_switch(gpu: str, ranks: int, mib: int) -> None:
+def test_each_channel_has_two_neighbours_and_a_switch(gpu, ranks, mib):
     assert nccl_bytes(get_gpu(gpu), ranks) == mib * MIB
 
 
 @pytest.mark.parametrize(
     ("gpu", "precision", "mib"), [("h100_sxm", "bf16", 758), ("h100_sxm", "int8", 822)]
 )
-def test_a_context_has_the_size_that_was_read(gpu: str, precision: str, mib: int) -> None:
+def test_a_context_has_the_size_that_was_read(gpu, precision, mib):
     assert context_bytes(get_gpu(gpu), Configuration({"precision": precision})) == mib * MIB
     eager = Configuration({"precision": precision, "attention": "eager"})
     without = 16 if gpu == "h100_sxm" else 0
     assert context_bytes(get_gpu(gpu), eager) == (mib - without) * MIB
 
 
-def test_what_no_log_tells_is_unknown() -> None:
+def test_what_no_log_tells_is_unknown():
     h100 = get_gpu("h100_sxm")
     assert nccl_bytes(replace(h100, nccl_channels=None), 8) is None
     assert nccl_bytes(replace(h100, link_bytes_per_s=None), 8) is None
@@ -59,9 +57,7 @@ def test_what_no_log_tells_is_unknown() -> None:
         ("rtx3090", 8, 9.54 - 6.61 - 2.57),  # RTX 3080, the same generation
     ],
 )
-def test_published_messages_have_as_much_outside_of_pytorch(
-    gpu: str, ranks: int, outside_gib: float
-) -> None:
+def test_published_messages_have_as_much_outside_of_pytorch(gpu, ranks, outside_gib):
     """In use by the process, less what PyTorch allocated and keeps; each has two decimals."""
     board = get_gpu(gpu)
     counted = board.context_bytes + (nccl_bytes(board, ranks) or 0)

@@ -1,7 +1,5 @@
 """Readings of devices, from a driver that answers as NVML does."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 

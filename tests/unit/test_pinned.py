@@ -1,7 +1,5 @@
 """The releases that a prediction stands for, and those that a program pins."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -26,14 +24,7 @@ from tuner.app.pinned import (
     with_pinned,
 )
 from tuner.core.records import Doubt
-from tuner.predict.releases import (
-    BREAKS,
-    EXPERTS,
-    SFT,
-    STACK,
-    breaks_between,
-    other_releases,
-)
+from tuner.predict.releases import BREAKS, EXPERTS, SFT, STACK, breaks_between, other_releases
 from tuner.program.planned import plan_program
 from tuner.program.program import read_program
 from tuner.program.releases import Library
@@ -80,14 +71,14 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_pins_are_read_from_each_kind_of_file(tmp_path: Path, name: str) -> None:
+def test_pins_are_read_from_each_kind_of_file(tmp_path, name):
     text, pinned = FILES[name]
     (tmp_path / name).write_text(text)
     (tmp_path / "more.txt").write_text("peft==0.13.2\n-r requirements.txt\n")
     assert pins_of(tmp_path / name, STACK).releases == pinned
 
 
-def test_an_environment_pins_what_is_installed_in_it(tmp_path: Path) -> None:
+def test_an_environment_pins_what_is_installed_in_it(tmp_path):
     venv.create(tmp_path / "env", with_pip=False)
     (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
     (packages / "peft-0.13.2.dist-info").mkdir()
@@ -110,9 +101,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_file_costs_its_pins_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_malformed_file_costs_its_pins_and_nothing_else(tmp_path, monkeypatch, name):
     monkeypatch.delenv("HOME")
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "requirements-gpu.txt").write_text("torch==1.13.1\n")
@@ -123,14 +112,14 @@ def test_a_malformed_file_costs_its_pins_and_nothing_else(
         assert pinned_notes(wanted_releases(program), plan_program(program))
 
 
-def test_requirements_that_name_each_other_are_read_once(tmp_path: Path) -> None:
+def test_requirements_that_name_each_other_are_read_once(tmp_path):
     for number in range(30):
         following = f"-r {(number + 1) % 30}.txt\n"
         (tmp_path / f"{number}.txt").write_text(f"{following}{following}trl==0.{number}\n")
     assert pins_of(tmp_path / "0.txt", STACK).releases == {"trl": "==0.29"}
 
 
-def test_pins_are_looked_for_up_to_the_root_of_the_project(tmp_path: Path) -> None:
+def test_pins_are_looked_for_up_to_the_root_of_the_project(tmp_path):
     (tmp_path / "requirements.txt").write_text("trl==0.12.0\n")  # of another project
     folder = tmp_path / "project" / "src"
     folder.mkdir(parents=True)
@@ -154,9 +143,7 @@ def test_pins_are_looked_for_up_to_the_root_of_the_project(tmp_path: Path) -> No
         ("==4.*", "4.50.0", False),
     ],
 )
-def test_only_releases_that_the_pins_exclude_differ(
-    pinned: str, release: str, differs: bool
-) -> None:
+def test_only_releases_that_the_pins_exclude_differ(pinned, release, differs):
     found = list(other_releases({"transformers": pinned}, {"transformers": release}))
     assert bool(found) is differs
 
@@ -171,7 +158,7 @@ def test_only_releases_that_the_pins_exclude_differ(
         ("<6", "5.23.0", ""),  # may be on either side
     ],
 )
-def test_a_break_is_said_if_it_lies_between(pinned: str, release: str, said: str) -> None:
+def test_a_break_is_said_if_it_lies_between(pinned, release, said):
     names = {"transformers": pinned}, {"transformers": release}
     found = list(breaks_between(*names, {EXPERTS}))
     assert len(found) == bool(said)
@@ -179,7 +166,7 @@ def test_a_break_is_said_if_it_lies_between(pinned: str, release: str, said: str
     assert not list(breaks_between(*names, {SFT}))
 
 
-def test_every_break_names_a_release_and_its_source() -> None:
+def test_every_break_names_a_release_and_its_source():
     for row in BREAKS:
         assert Version(row.release)
         assert row.library in STACK
@@ -192,9 +179,7 @@ SFTTrainer(model="tiny-llama-3m", args=SFTConfig(max_length=64)).train()
 """
 
 
-def test_a_program_that_pins_others_is_told_them_and_the_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_pins_others_is_told_them_and_the_breaks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     program = read_program(["train.py"], is_run=False)
@@ -211,18 +196,14 @@ def test_a_program_that_pins_others_is_told_them_and_the_breaks(
 
 
 @pytest.mark.parametrize(("release", "loss"), [("1.16.0", "chunked"), ("1.6.0", "transformers")])
-def test_the_loss_of_sft_is_that_of_the_installed_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, loss: str
-) -> None:
+def test_the_loss_of_sft_is_that_of_the_installed_release(tmp_path, monkeypatch, release, loss):
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.setattr(trl, "library", lambda name: Library(name, release, {}))
     found = plan_program(read_program([str(tmp_path / "train.py")], is_run=False)).configuration
     assert found["loss"] == loss
 
 
-def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(PROGRAM)
     program = read_program([str(tmp_path / "train.py")], is_run=False)
     (tmp_path / "requirements.txt").write_text("transformers==4.45.2\nbitsandbytes==0.43.3\n")
@@ -233,7 +214,7 @@ def test_older_releases_that_cannot_be_traced_are_replaced_or_stay_a_note(
         assert with_pinned(wanted_releases(program)) == ()
 
 
-def test_the_oldest_releases_are_those_of_the_extra() -> None:
+def test_the_oldest_releases_are_those_of_the_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = map(Requirement, project["optional-dependencies"]["predict"])
     needed = {one.name: str(one.specifier) for one in extra}
@@ -251,9 +232,7 @@ shift; exec "{python}" -m tuner "$@"
 """It has no other environment: it writes down its own words, and runs those after them."""
 
 
-def test_the_printed_line_is_the_command_with_the_pinned_releases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_line_is_the_command_with_the_pinned_releases(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("my train.py").write_text(PROGRAM)
     Path("requirements.txt").write_text("transformers>=4.45,<4.50\ntrl==0.12.0\n")
@@ -282,7 +261,7 @@ def test_the_printed_line_is_the_command_with_the_pinned_releases(
 
 
 @pytest.mark.proof  # installs from the package index: a minute
-def test_experts_of_transformers_4_are_quantised_where_it_is_installed(tmp_path: Path) -> None:
+def test_experts_of_transformers_4_are_quantised_where_it_is_installed(tmp_path):
     """The environment has all that this one has, beside the older releases."""
     venv.create(tmp_path / "env", with_pip=False)
     older = str(tmp_path / "env" / "bin" / "python")

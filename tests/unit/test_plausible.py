@@ -1,7 +1,5 @@
 """Records of a journal that cannot be: set aside, counted and named, never recommended."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

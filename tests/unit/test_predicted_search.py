@@ -1,7 +1,5 @@
 """A predicted search traces what decides its front, and no more than that."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Device profiles: written whole, read back equal, damaged ones refused with every problem."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -12,23 +10,15 @@ import yaml
 from tuner.core.errors import InputError
 from tuner.core.records.reading import written
 from tuner.cost.operators.timeline import Work
+from tuner.cost.speed import profile
 from tuner.cost.speed import profile as profiles
 from tuner.cost.speed.kernel_times import _MeasuredKernelTimes
-from tuner.cost.speed.profile import (
-    AttentionRate,
-    DeviceProfile,
-    MatmulRate,
-    TrafficRate,
-    find_profile,
-    load_profile,
-    profile_path,
-)
 from tuner.cost.speed.roofline import KernelTimes, Roofline
 from tuner.cost.work_arrays import WorkArrays
 from tuner.space.gpus import get_gpu
 
 A6000 = get_gpu("a6000")
-PROFILE = DeviceProfile(
+PROFILE = profile.DeviceProfile(
     device="NVIDIA RTX A6000",
     gpu="a6000",
     memory_bytes=A6000.memory_bytes,
@@ -39,18 +29,18 @@ PROFILE = DeviceProfile(
     kernel_s=2e-6,
     context_bytes=400_000_000,
     matmul=(
-        MatmulRate("bf16", 4096, 4096, 4096, 120e12, 0.01),
-        MatmulRate("bf16", 4096, 16, 4096, 8e12, 0.02),
-        MatmulRate("bf16", 512, 512, 512, 20e12, 0.02),
-        MatmulRate("fp32", 4096, 4096, 4096, 25e12, 0.01),
-        MatmulRate("tf32", 4096, 4096, 4096, 60e12, 0.01),
+        profile.MatmulRate("bf16", 4096, 4096, 4096, 120e12, 0.01),
+        profile.MatmulRate("bf16", 4096, 16, 4096, 8e12, 0.02),
+        profile.MatmulRate("bf16", 512, 512, 512, 20e12, 0.02),
+        profile.MatmulRate("fp32", 4096, 4096, 4096, 25e12, 0.01),
+        profile.MatmulRate("tf32", 4096, 4096, 4096, 60e12, 0.01),
     ),
     traffic=(
-        TrafficRate("elementwise", 2**20, 900e9, 0.01),
-        TrafficRate("elementwise", 2**30, 650e9, 0.01),
-        TrafficRate("dequantise", 2**24, 300e9, 0.01),
+        profile.TrafficRate("elementwise", 2**20, 900e9, 0.01),
+        profile.TrafficRate("elementwise", 2**30, 650e9, 0.01),
+        profile.TrafficRate("dequantise", 2**24, 300e9, 0.01),
     ),
-    attention=(AttentionRate("flash", "bf16", 2, 16, 2048, 128, 80e12, 60e12, 0.03),),
+    attention=(profile.AttentionRate("flash", "bf16", 2, 16, 2048, 128, 80e12, 60e12, 0.03),),
     skipped=("matmul int8: no kernel",),
     duration_s=61.5,
 )
@@ -88,15 +78,15 @@ def seconds(one, *, allow_tf32=False):
 def test_a_profile_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "new" / "a6000.yaml"
     PROFILE.save(path)
-    assert load_profile(path) == PROFILE
+    assert profile.load_profile(path) == PROFILE
     assert [p.name for p in path.parent.iterdir()] == ["a6000.yaml"]
 
 
 def test_a_profile_is_found_by_the_gpu_it_was_measured_on():
-    assert find_profile(A6000) is None
-    PROFILE.save(profile_path("a6000"))
-    assert find_profile(A6000) == PROFILE
-    assert find_profile(get_gpu("t4")) is None
+    assert profile.find_profile(A6000) is None
+    PROFILE.save(profile.profile_path("a6000"))
+    assert profile.find_profile(A6000) == PROFILE
+    assert profile.find_profile(get_gpu("t4")) is None
 
 
 def damaged(**changes):
@@ -106,7 +96,7 @@ def damaged(**changes):
 def test_a_profile_with_fields_of_another_version_is_read(tmp_path):
     path = tmp_path / "older.yaml"
     path.write_text(yaml.safe_dump(damaged(step_factor=None, live_factor=1.1, pages_bytes={})))
-    assert load_profile(path) == PROFILE
+    assert profile.load_profile(path) == PROFILE
 
 
 @pytest.mark.parametrize(
@@ -135,7 +125,7 @@ def test_a_damaged_profile_is_refused_with_all_that_is_wrong(tmp_path, content, 
     path = tmp_path / "bad.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     with pytest.raises(InputError) as raised:
-        load_profile(path)
+        profile.load_profile(path)
     for text in says:
         assert text in str(raised.value)
 

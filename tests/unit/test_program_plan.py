@@ -928,12 +928,7 @@ def evaluated(folder: Path, arguments: str, trainer: str = "", after: str = "", 
         ("", "", "rows.metric.evaluate()", (0, 0)),
         ("eval_strategy='steps', eval_accumulation_steps=2", "compute_metrics=f", "", (8, 2)),
         ("eval_strategy='steps', prediction_loss_only=True", "compute_metrics=f", "", (8, 0)),
-        (
-            "eval_strategy='steps'",
-            "compute_metrics=f, preprocess_logits_for_metrics=g",
-            "",
-            (8, 1),
-        ),
+        ("eval_strategy='steps'", "compute_metrics=f, preprocess_logits_for_metrics=g", "", (8, 1)),
     ],
 )
 def test_the_evaluation_is_that_of_the_settings(tmp_path, arguments, trainer, after, found):

@@ -150,10 +150,7 @@ def test_unsloth_chooses_fp16_itself_where_the_gpu_has_no_bf16(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "finding"),
-    [
-        ("bf16=True", "train.py:6: bf16=True -> fp16=True"),
-        ("", "SFTConfig: add fp16=True"),
-    ],
+    [("bf16=True", "train.py:6: bf16=True -> fp16=True"), ("", "SFTConfig: add fp16=True")],
 )
 def test_bf16_on_turing_is_a_finding_with_its_change(tmp_path, arguments, finding):
     text = (

@@ -1,7 +1,5 @@
 """What commands and files say of trials on several GPUs, and of ranks that share a processor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -32,7 +30,7 @@ def measured(size_bytes: int, gpu=GPU, **settings: object) -> TrialRecord:
     return replace(record, outcome=outcome, margin_bytes=GIB)
 
 
-def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
+def test_ranks_on_one_processor_have_their_part_of_its_memory():
     assert measured(7 * GIB, CPU).budget.limit_bytes == 8 * GIB
     assert measured(7 * GIB, CPU).budget.margin_bytes == GIB // 2
     assert measured(7 * GIB, CPU).fits
@@ -44,7 +42,7 @@ def test_ranks_on_one_processor_have_their_part_of_its_memory() -> None:
     assert best.to_dict()["memory"]["used_fraction"] == 0.875
 
 
-def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
+def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too():
     record = make_record(300, 6 * GIB, settings=TWO, gpu=CPU)
     half = replace(record.outcome.prediction, budget=MemoryBudget(8 * GIB, MARGIN_BYTES // 2))
     record = replace(record, outcome=replace(record.outcome, prediction=half))
@@ -53,7 +51,7 @@ def test_what_is_to_stay_free_is_shared_by_predicted_ranks_too() -> None:
     assert with_margin(record, 4 * GIB).budget.margin_bytes == 2 * GIB
 
 
-def test_an_epoch_costs_all_gpus_but_only_one_processor() -> None:
+def test_an_epoch_costs_all_gpus_but_only_one_processor():
     one = make_record(300, 40 * GIB, settings=SPACE.baseline)
     two = make_record(300, 40 * GIB, settings=TWO)
     costs = [recommend([record], SPACE, GPU).cost.epoch_usd for record in (one, two)]
@@ -62,7 +60,7 @@ def test_an_epoch_costs_all_gpus_but_only_one_processor() -> None:
     assert processor.epoch_usd == pytest.approx(processor.epoch_s / 3600 * 0.5)
 
 
-def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys) -> None:
+def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys):
     best = recommend([measured(40 * GIB)], SPACE, GPU)
     print_recommendation(best)
     text = " ".join(capsys.readouterr().out.split())
@@ -74,7 +72,7 @@ def test_the_recommendation_says_how_many_gpus_and_what_each_takes(capsys) -> No
     assert "GiB each," in repr(best)
 
 
-def test_the_files_say_it() -> None:
+def test_the_files_say_it():
     record = measured(40 * GIB)
     view = build_view([record], SPACE, GPU)
     written = best_yaml(view.best, SPACE, GPU, trials=1)
@@ -95,7 +93,7 @@ def on_gpus(count: int, size_bytes: int, rate: float, **settings: object) -> Tri
     return make_record(rate, size_bytes, settings=chosen)
 
 
-def test_each_number_of_gpus_has_its_fastest_and_what_it_costs(capsys) -> None:
+def test_each_number_of_gpus_has_its_fastest_and_what_it_costs(capsys):
     records = [
         on_gpus(1, 40 * GIB, 100),
         on_gpus(2, 41 * GIB, 190),
@@ -126,7 +124,7 @@ def test_each_number_of_gpus_has_its_fastest_and_what_it_costs(capsys) -> None:
     assert {row["source"] for row in rows} == {"predicted"}
 
 
-def test_without_a_price_the_seconds_of_gpus_decide() -> None:
+def test_without_a_price_the_seconds_of_gpus_decide():
     free = replace(GPU, price_usd_per_hour=None)
     records = [on_gpus(1, 40 * GIB, 100), on_gpus(4, 40 * GIB, 500)]
     best = recommend(records, replace(SPACE, examples=None), free)

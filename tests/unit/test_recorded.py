@@ -108,10 +108,7 @@ def test_a_training_that_an_answer_decides_is_unsure():
                 }
             },
         ),
-        (
-            [1, {"$unknown": "len(x)", "where": ["M"]}],
-            {"$unknown": "len(x)", "where": ["M", "L"]},
-        ),
+        ([1, {"$unknown": "len(x)", "where": ["M"]}], {"$unknown": "len(x)", "where": ["M", "L"]}),
         (
             [{"$object": {"class": "a"}}, {"$object": {"class": "b"}}],
             {"$unknown": "given differs with the answers", "where": ["L"]},
@@ -190,12 +187,7 @@ def test_variables_are_what_they_are_but_for_secrets(monkeypatch):
         "output_dir=os.environ['HF_HUB_OFFLINE'], logging_dir=os.environ['NO_SUCH_TOKEN']"
     )
     assert given(record(program(code))) == [
-        {
-            "max_length": 512,
-            "run_name": PLACEHOLDER,
-            "output_dir": "0",
-            "logging_dir": PLACEHOLDER,
-        }
+        {"max_length": 512, "run_name": PLACEHOLDER, "output_dir": "0", "logging_dir": PLACEHOLDER}
     ]
 
 

@@ -1,7 +1,5 @@
 """The recommendation: the fastest that fits with its margin, and what follows from it."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -10,19 +8,23 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import tune_fakes as fakes
 import yaml
+from device_fakes import measurement_of
 from results_samples import GPU, MARGIN_BYTES, SPACE, make_record, make_search
 
 from tuner.app.cli.answers import measure_command
 from tuner.app.target import load_targets
-from tuner.core.records import Configuration, Status
+from tuner.core.kinds import LOST
+from tuner.core.records import Configuration, Outcome, Status
 from tuner.core.units import GIB
 from tuner.report.plot import front_figure
 from tuner.report.report import report_html
 from tuner.report.table import cell, pareto_csv
 from tuner.report.terminal.front import print_front, print_recommendation
-from tuner.searches.best import best_yaml, recommend
+from tuner.searches.best import best_yaml, not_measured_text, recommend
 from tuner.searches.cost import run_cost
+from tuner.searches.facts import SpaceFacts
 from tuner.searches.front import MOST_MEASURED, may_be_as_fast
 from tuner.searches.view import Kind, build_view
 
@@ -270,3 +272,37 @@ def test_the_command_searches_what_is_to_be_measured(attention):
         assert all(str(record.configuration[n]).lower() == v for n, v in pinned.items())
     other = Configuration({**records[0].configuration, "micro_batch": 4})
     assert not target.space.matches(other, where)
+
+
+# -- a faster configuration whose trial was killed -------------------------------------------
+
+FITTING = [c for c in fakes.FakeSpace().configurations() if fakes.outcome_of(c).prediction.fits]
+SLOWEST, *_, FASTEST = sorted(
+    FITTING, key=lambda c: fakes.outcome_of(c).prediction.speed.samples_per_s
+)
+
+
+def killed(status: Status, message: str):
+    prediction = fakes.outcome_of(FASTEST).prediction
+    record = fakes.record_of(FASTEST, Outcome(status, prediction=prediction, message=message))
+    return dataclasses.replace(record, device="Testium 9")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (Status.INTERRUPTED, f"{LOST}: the process was ended by SIGKILL", True),
+        (Status.CRASHED, f"{LOST}: its node has died: w1", True),
+        (Status.CRASHED, "RuntimeError: no kernel image", False),
+        (Status.OOM, "CUDA out of memory", False),
+    ],
+)
+def test_the_predicted_best_that_was_lost_is_named(status, message, said):
+    ran = measurement_of(fakes.outcome_of(SLOWEST).prediction, device="Testium 9", factor=1)
+    measured = fakes.record_of(SLOWEST, Outcome(Status.OK, measurement=ran))
+    space = SpaceFacts("fake", knobs=tuple(fakes.FakeSpace().knobs))
+    best = recommend([measured, killed(status, message)], space, fakes.GPU)
+    assert best.configuration == SLOWEST
+    text = not_measured_text(best)
+    assert (message in text) is said
+    assert best.to_dict()["undecided"].get("not_measured", "") == text

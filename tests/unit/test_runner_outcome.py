@@ -1,7 +1,5 @@
 """What an ending means, from the real texts of libraries, drivers and kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 

@@ -1,7 +1,5 @@
 """The look at a device before a trial: waited for or refused, with names, and never cleared."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.core import nvml

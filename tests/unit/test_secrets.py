@@ -1,10 +1,7 @@
 """Tokens and passwords do not reach records, wherever a trial printed them."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,9 +64,7 @@ def texts_of(value: Any) -> Iterator[str]:
     st.text(" abc\n", max_size=700),
     st.sampled_from(["log", "raised", "notes"]),
 )
-def test_no_secret_survives_in_a_record(
-    planted: tuple[str, bool], before: str, after: str, where: str
-) -> None:
+def test_no_secret_survives_in_a_record(planted, before, after, where):
     secret, is_variable = planted
     text = f"{before} {secret} {after}"
     known = secret_values({"HF_TOKEN": secret} if is_variable else {})
@@ -85,7 +80,7 @@ def test_no_secret_survives_in_a_record(
 
 
 @pytest.mark.parametrize(("text", "secret"), IN_CONTEXT)
-def test_a_secret_is_known_by_what_stands_around_it(text: str, secret: str) -> None:
+def test_a_secret_is_known_by_what_stands_around_it(text, secret):
     found = masked(text.format(secret))
     assert MASK in found
     assert secret not in found
@@ -93,11 +88,11 @@ def test_a_secret_is_known_by_what_stands_around_it(text: str, secret: str) -> N
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_a_message_without_a_secret_stays(text: str) -> None:
+def test_a_message_without_a_secret_stays(text):
     assert masked(text) == text
 
 
-def test_variables_that_hold_secrets_are_known_by_their_names(tmp_path: Path) -> None:
+def test_variables_that_hold_secrets_are_known_by_their_names(tmp_path):
     secret = "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY PGPASSWORD db_pass GITHUB_PAT OPENAIKEY"
     plain = "TOKENIZERS_PARALLELISM HF_TOKEN_PATH SSH_AUTH_SOCK PWD PATH AUTH_URL KEYBOARD"
     assert [name for name in secret.split() if not names_secret(name)] == []

@@ -1,7 +1,5 @@
 """Which values count as arrived at the trainer."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.program.edit.place import is_same

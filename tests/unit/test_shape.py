@@ -1,7 +1,5 @@
 """The part of a configuration that a training's operators depend on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.space.models.catalogue import get_entry

@@ -1,7 +1,5 @@
 """Timelines that come with the package: what is read is what was written."""
 
-from __future__ import annotations
-
 import json
 
 import base_install

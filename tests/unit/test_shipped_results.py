@@ -1,7 +1,5 @@
 """Results that come with tuner are found wherever it is called, as its spaces are."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Which configurations of a predicted space are tried: properties of the short list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The shipped space, the vocabulary, enumeration, settings and finding spaces by name."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re
@@ -46,8 +44,8 @@ def small_space(extra: str = "", knobs: str = "{micro_batch: [1, 2, 4, 8]}") -> 
 
 
 def test_a_constraint_is_evaluated_once_for_each_combination_of_what_it_reads(
-    qlora27b: SearchSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    qlora27b, monkeypatch
+):
     """Not once for each of the 11,520 configurations: counting them is to take no time."""
     copy = pickle.loads(pickle.dumps(qlora27b))  # without anything computed before
     evaluate, evaluated = Expression.evaluate, []
@@ -63,7 +61,7 @@ def test_a_constraint_is_evaluated_once_for_each_combination_of_what_it_reads(
 # --- conditions and floors -------------------------------------------------------------------
 
 
-def test_a_condition_replaces_the_floor_on_the_same_knob_only(qlora27b: SearchSpace) -> None:
+def test_a_condition_replaces_the_floor_on_the_same_knob_only(qlora27b):
     assert qlora27b.conditions() == ("lora_rank >= 128", "max_length >= 1024")
     assert qlora27b.conditions(["lora_rank == 16"]) == ("max_length >= 1024", "lora_rank == 16")
     assert qlora27b.conditions(["precision == 'nf4'"])[:2] == qlora27b.floors
@@ -71,7 +69,7 @@ def test_a_condition_replaces_the_floor_on_the_same_knob_only(qlora27b: SearchSp
     assert qlora27b.count(["lora_rank == 16"]) == 5 * 5 * 3 * 2 * 3 * 2
 
 
-def test_matches(qlora27b: SearchSpace) -> None:
+def test_matches(qlora27b):
     low = configure(qlora27b, {"lora_rank": 16})
     assert not qlora27b.matches(low)
     assert qlora27b.matches(low, ["lora_rank <= 16"])
@@ -87,12 +85,12 @@ def test_matches(qlora27b: SearchSpace) -> None:
         ("lora_rank", "is not a condition"),
     ],
 )
-def test_wrong_conditions(qlora27b: SearchSpace, where: str, message: str) -> None:
+def test_wrong_conditions(qlora27b, where, message):
     with pytest.raises(InputError, match=re.escape(message)):
         qlora27b.count([where])
 
 
-def test_conditions_that_leave_nothing_are_named(qlora27b: SearchSpace) -> None:
+def test_conditions_that_leave_nothing_are_named(qlora27b):
     with pytest.raises(InputError) as caught:
         qlora27b.require_configurations(["lora_rank > 300", "lora_rank < 384", "micro_batch > 1"])
     named = [problem.message for problem in caught.value.problems]
@@ -103,7 +101,7 @@ def test_conditions_that_leave_nothing_are_named(qlora27b: SearchSpace) -> None:
 # --- settings --------------------------------------------------------------------------------
 
 
-def test_settings_are_read_by_the_type_of_their_knob(qlora27b: SearchSpace) -> None:
+def test_settings_are_read_by_the_type_of_their_knob(qlora27b):
     typed = {
         "micro_batch": "4",
         "precision": "bf16",
@@ -121,7 +119,7 @@ def test_settings_are_read_by_the_type_of_their_knob(qlora27b: SearchSpace) -> N
     assert configuration["mixed_precision"] == "no"
 
 
-def test_a_value_outside_the_list_is_for_estimates_only(qlora27b: SearchSpace) -> None:
+def test_a_value_outside_the_list_is_for_estimates_only(qlora27b):
     assert configure(qlora27b, {"lora_rank": 48}, strict=False)["lora_alpha"] == 96
     with pytest.raises(InputError) as caught:
         configure(qlora27b, {"lora_rank": 48})
@@ -169,18 +167,18 @@ GOLDEN_SETTINGS = [
 
 
 @pytest.mark.parametrize(("wrong", "text"), GOLDEN_SETTINGS)
-def test_wrong_settings(qlora27b: SearchSpace, wrong: dict[str, str], text: str) -> None:
+def test_wrong_settings(qlora27b, wrong, text):
     with pytest.raises(InputError) as caught:
         configure(qlora27b, wrong, strict=False)
     assert str(caught.value) == text
 
 
-def test_a_derived_value_may_be_set_when_it_agrees(qlora27b: SearchSpace) -> None:
+def test_a_derived_value_may_be_set_when_it_agrees(qlora27b):
     configuration = configure(qlora27b, {"grad_accum": 8, "micro_batch": 4})
     assert configuration == configure(qlora27b, {"micro_batch": 4})
 
 
-def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b: SearchSpace) -> None:
+def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b):
     narrowed = pin(qlora27b, {"lora_rank": "16", "precision": "nf4", "grad_accum": 4})
     found = list(narrowed.configurations())
     assert narrowed.floors == ("max_length >= 1024",)
@@ -198,14 +196,12 @@ def test_pinning_narrows_the_space_and_drops_the_floor_on_the_knob(qlora27b: Sea
         ({"grad_accum": 5}, "excluded by: grad_accum == 5"),
     ],
 )
-def test_pinning_what_is_not_in_the_space(
-    qlora27b: SearchSpace, pinned: dict[str, int], message: str
-) -> None:
+def test_pinning_what_is_not_in_the_space(qlora27b, pinned, message):
     with pytest.raises(InputError, match=re.escape(message)):
         pin(qlora27b, pinned)
 
 
-def test_parse_settings() -> None:
+def test_parse_settings():
     assert parse_settings(["a=1", " b = x=y "]) == {"a": "1", "b": "x=y"}
     for wrong in (["a"], ["=1"], ["a="], ["a=1", "a=2"]):
         with pytest.raises(InputError):
@@ -215,7 +211,7 @@ def test_parse_settings() -> None:
 # --- defaults --------------------------------------------------------------------------------
 
 
-def test_default_space_fills_what_is_not_set() -> None:
+def test_default_space_fills_what_is_not_set():
     space = default_space("some/model")
     assert space.model == "some/model"
     assert space.count() == 1
@@ -239,15 +235,13 @@ def test_default_space_fills_what_is_not_set() -> None:
         ({"precision": "bf16", "mixed_precision": "no"}, {"mixed_precision": "no"}),
     ],
 )
-def test_what_the_user_sets_is_not_derived(
-    given_settings: dict[str, object], expected: dict[str, object]
-) -> None:
+def test_what_the_user_sets_is_not_derived(given_settings, expected):
     space = default_space("m", given_settings)
     configuration = configure(space, given_settings, strict=False)
     assert {name: configuration[name] for name in expected} == expected
 
 
-def test_a_space_without_effective_batch_gets_it_from_the_accumulation() -> None:
+def test_a_space_without_effective_batch_gets_it_from_the_accumulation():
     space = small_space("fixed: {grad_accum: 4}")
     assert [c["effective_batch"] for c in space.configurations()] == [4, 8, 16, 32]
 
@@ -266,13 +260,13 @@ def test_a_space_without_effective_batch_gets_it_from_the_accumulation() -> None
     + [("lora_targets", value) for value in ("", "[]", "[a,,b]", "[a,a]", ["a", 1], [], 3, "a b")]
     + [("gradient_checkpointing", value) for value in (1, "1", None, "maybe")],
 )
-def test_values_of_the_wrong_kind(name: str, wrong: object) -> None:
+def test_values_of_the_wrong_kind(name, wrong):
     with pytest.raises(InputError, match=f"{name} cannot be"):
         TERMS[name].read(wrong)
 
 
 @pytest.mark.parametrize("typed", ["2e-1", "0.2", ".2", 0.2])
-def test_numbers_as_people_write_them(typed: object) -> None:
+def test_numbers_as_people_write_them(typed):
     assert TERMS["lora_dropout"].read(typed) == 0.2
 
 
@@ -286,7 +280,7 @@ stages:
 """
 
 
-def test_a_configuration_must_be_valid_in_every_stage() -> None:
+def test_a_configuration_must_be_valid_in_every_stage():
     space = small_space(STAGES)
     assert [c["micro_batch"] for c in space.configurations()] == [1, 2, 4]  # 8 is more than 4
     stages = space.stage_configurations(configure(space, {"micro_batch": 2}))
@@ -296,7 +290,7 @@ def test_a_configuration_must_be_valid_in_every_stage() -> None:
     }
 
 
-def test_token_lengths() -> None:
+def test_token_lengths():
     def lengths(text: str) -> TokenLengths:
         found = small_space(f"data: {{token_lengths: {text}}}").data.token_lengths
         assert found is not None
@@ -336,9 +330,7 @@ _CONDITIONS = (
     st.lists(st.sampled_from(_CONDITIONS), unique=True),
     st.permutations(list(_KNOBS)),
 )
-def test_enumeration_is_brute_force_in_a_fixed_order(
-    choices: dict[str, list[object]], constraints: list[str], order: list[str]
-) -> None:
+def test_enumeration_is_brute_force_in_a_fixed_order(choices, constraints, order):
     def text(names: list[str]) -> str:
         lines = [f"  {n}: [{', '.join(map(str, choices[n]))}]" for n in names]
         return "\n".join(
@@ -369,9 +361,7 @@ def test_enumeration_is_brute_force_in_a_fixed_order(
 # --- finding spaces --------------------------------------------------------------------------
 
 
-def test_spaces_are_found_by_name_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spaces_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_space("qlora27b").name == "qlora27b"
     own = tmp_path / "search_spaces"
@@ -381,7 +371,7 @@ def test_spaces_are_found_by_name_from_any_folder(
     assert load_space("qlora27b").fixed["effective_batch"] == 64  # one's own comes first
 
 
-def test_unknown_spaces(tmp_path: Path) -> None:
+def test_unknown_spaces(tmp_path):
     with pytest.raises(InputError, match=r"(?s)unknown search space 'qlora27'.*'qlora27b'"):
         load_space("qlora27")
     for missing in (
@@ -395,9 +385,7 @@ def test_unknown_spaces(tmp_path: Path) -> None:
         load_space(str(tmp_path) + "/")
 
 
-def test_a_broken_file_is_listed_with_its_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_file_is_listed_with_its_problem(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "search_spaces").mkdir()
     (tmp_path / "search_spaces" / "broken.yaml").write_text("name: [")

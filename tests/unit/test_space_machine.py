@@ -1,7 +1,5 @@
 """Knobs of the machine in a space: optional, readable, and named where predictions ignore them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.core.errors import InputError

@@ -1,7 +1,5 @@
 """Spaces with a command or a workload of the user's own: names, types, placeholders, problems."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

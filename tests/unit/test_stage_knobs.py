@@ -1,7 +1,5 @@
 """What is searched for one stage alone: `stage1.n_negatives` beside the knobs of all stages."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Trials in stages: each distinct stage is run once, and the hardest decides."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

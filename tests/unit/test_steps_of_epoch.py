@@ -1,7 +1,5 @@
 """Steps of an epoch, against transformers' Trainer and accelerate's loaders."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from types import SimpleNamespace
@@ -34,9 +32,7 @@ def loader(case: dict[str, Any], rank: int = 0) -> Any:
 def by_trainer(case: dict[str, Any]) -> int:
     """Steps of an epoch by `Trainer.set_initial_training_values`."""
     arguments = SimpleNamespace(
-        max_steps=-1,
-        num_train_epochs=3,
-        gradient_accumulation_steps=case["accumulation"],
+        max_steps=-1, num_train_epochs=3, gradient_accumulation_steps=case["accumulation"]
     )
     trainer = SimpleNamespace(
         get_total_train_batch_size=lambda args: 1,
@@ -68,7 +64,7 @@ def cases() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_steps_are_those_of_the_trainer(case: dict[str, Any]):
+def test_steps_are_those_of_the_trainer(case):
     per_epoch = steps_per_epoch(**case)
     assert per_epoch == by_trainer(case)
     # Every rank gets the batches that the length of its loader promises.

@@ -1,7 +1,5 @@
 """Configurations that differ in a setting without effect on the operators have one structure."""
 
-from __future__ import annotations
-
 import pytest
 
 from tuner.core.records import Configuration
@@ -50,9 +48,7 @@ def structure(**settings: object) -> Structure:
         ("adapter", "rslora", {}),
     ],
 )
-def test_a_setting_without_effect_beside_the_others_makes_no_structure(
-    knob: str, value: object, beside: dict[str, object]
-) -> None:
+def test_a_setting_without_effect_beside_the_others_makes_no_structure(knob, value, beside):
     plain, changed = structure(**beside), structure(**beside | {knob: value})
     assert plain == changed
     assert plain.key == changed.key
@@ -70,13 +66,11 @@ def test_a_setting_without_effect_beside_the_others_makes_no_structure(
         ("adapter", "dora", {}),
     ],
 )
-def test_the_same_setting_with_an_effect_does(
-    knob: str, value: object, beside: dict[str, object]
-) -> None:
+def test_the_same_setting_with_an_effect_does(knob, value, beside):
     assert structure(**beside) != structure(**beside, **{knob: value})
 
 
-def test_what_differs_is_said_with_both_values() -> None:
+def test_what_differs_is_said_with_both_values():
     plain, other = structure().said, structure(attention="eager", micro_batch=1).said
     assert differences(other, plain) == {
         "attention": ("eager", "sdpa"),

@@ -1,7 +1,5 @@
 """The Optuna study that a search leaves: other tools of Optuna open it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import socket

@@ -1,7 +1,5 @@
 """Tables in terminals of every width: no digit is lost, and what is left out is named."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run as real programs under a real pseudo-terminal, with the environments that CI and Jupyter set.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -251,7 +249,7 @@ def test_no_command_prints_text_past_the_one_place_that_makes_it_safe():
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_screen_breaks_prose_between_words_and_never_a_command(columns: int) -> None:
+def test_a_screen_breaks_prose_between_words_and_never_a_command(columns):
     command = "tuner check --gpu rtx4090 --headroom 5% -- torchrun --nproc-per-node 2 train.py"
     quoted = "`tuner search --space qlora27b --gpu a6000`"
     long = f"unknown: {'what it depends on is known only when it runs, ' * 4}or {quoted}"

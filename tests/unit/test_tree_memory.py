@@ -1,7 +1,5 @@
 """Memory of a command on a GPU, as the driver tells it; there is a driver only in pretence."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whose trial is next and whether there is room for it, over nodes that are only numbers."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -93,8 +91,7 @@ def counts(crew: Crew) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("node", "count"),
-    [({"GPU": 4, "CPU": 2}, 2), ({"GPU": 4}, 0), ({"GPU": 0.5, "CPU": 1}, 0)],
+    ("node", "count"), [({"GPU": 4, "CPU": 2}, 2), ({"GPU": 4}, 0), ({"GPU": 0.5, "CPU": 1}, 0)]
 )
 def test_a_node_holds_what_all_its_resources_allow(node, count):
     assert fits_on(node, {"GPU": 1.0, "CPU": 1.0}) == count

@@ -1,7 +1,5 @@
 """Connecting to Ray, as far as it goes without one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -218,7 +216,6 @@ def test_the_folder_of_a_killed_search_is_removed_by_the_next(tmp_path, monkeypa
         [sys.executable, "-c", OWNER_OF_ONE, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     with owner:
-        assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip())
         (folder / "log").write_text("x")
         with scratch_folder():

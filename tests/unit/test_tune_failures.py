@@ -1,7 +1,5 @@
 """What errors teach: who is to blame, what is closed and reopened, and when a search ends."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

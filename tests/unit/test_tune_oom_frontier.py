@@ -1,7 +1,5 @@
 """The frontier of known OOMs: sound, minimal, independent of order, and open to correction."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is not tried because it cannot fit: the reason, the history, and what is kept of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

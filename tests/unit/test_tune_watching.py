@@ -1,7 +1,5 @@
 """The metrics of a search, and the port that serves them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -17,12 +15,7 @@ from tuner.searches.options import SearchOptions
 from tuner.searches.progress import Progress
 from tuner.searches.ranking import Ranking
 from tuner.searches.ray import driver as of_ray
-from tuner.searches.ray.driver import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    _SearchMetrics,
-)
+from tuner.searches.ray.driver import COUNTERS, GAUGES, HISTOGRAMS, _SearchMetrics
 from tuner.searches.request import SearchRequest
 
 CONFIGURATIONS = list(FakeSpace().configurations())

@@ -1,7 +1,5 @@
 """Settings under the names of any trainer."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -17,14 +17,7 @@ from tuner.app.estimate import asked
 from tuner.core.errors import UnavailableError
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, MemoryBudget, MemoryCategory
-from tuner.cost.allocator import (
-    LARGE_OWN_SEGMENT_BYTES,
-    LARGE_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
-    ROUND_LARGE_BYTES,
-    SMALL_LIMIT_BYTES,
-    SMALL_SEGMENT_BYTES,
-)
+from tuner.cost import allocator
 from tuner.cost.calibrate import step_factors
 from tuner.cost.interval import MEMORY_ERRORS
 from tuner.cost.library_memory import context_bytes, cublas_workspace_bytes
@@ -226,10 +219,10 @@ def _constants() -> dict[str, Any]:
         "l2_kept": KEPT,
         "l2_kept_ends": KEPT_ENDS,
         "paged_elements": PAGED_ELEMENTS,
-        "block_bytes": MIN_BLOCK_BYTES,
-        "small_bytes": SMALL_LIMIT_BYTES,
-        "small_segment_bytes": SMALL_SEGMENT_BYTES,
-        "large_segment_bytes": LARGE_SEGMENT_BYTES,
-        "own_segment_bytes": LARGE_OWN_SEGMENT_BYTES,
-        "round_large_bytes": ROUND_LARGE_BYTES,
+        "block_bytes": allocator.MIN_BLOCK_BYTES,
+        "small_bytes": allocator.SMALL_LIMIT_BYTES,
+        "small_segment_bytes": allocator.SMALL_SEGMENT_BYTES,
+        "large_segment_bytes": allocator.LARGE_SEGMENT_BYTES,
+        "own_segment_bytes": allocator.LARGE_OWN_SEGMENT_BYTES,
+        "round_large_bytes": allocator.ROUND_LARGE_BYTES,
     }

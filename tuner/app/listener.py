@@ -80,7 +80,7 @@ def quiet_libraries() -> Iterator[None]:
     # Read by transformers when it sets up its logger; the user's own value is kept.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # accelerate imports DeepSpeed, which then sets its own log level and writes to stdout.
-    logging.getLogger("DeepSpeed").addFilter(_is_error)
+    logging.getLogger("DeepSpeed").addFilter(lambda one: one.levelno >= logging.ERROR)
     with _some_home(), warnings.catch_warnings(), log_level(logging.ERROR, _LOGGERS):
         for category in _DEPRECATIONS:
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
@@ -88,10 +88,6 @@ def quiet_libraries() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=_UNUSED_PATTERN, module=_ADVICE)
         use_todays_names()
         yield
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 @contextlib.contextmanager

@@ -23,15 +23,7 @@ from tuner.searches.options import Mode, SearchOptions
 from tuner.searches.request import TrialDevice
 from tuner.space import SearchSpace
 from tuner.space.gpus import LIMIT_OF_TYPE, Gpu, not_predicted
-from tuner.trial.base import (
-    PLAIN,
-    Instructions,
-    MeasureOptions,
-    RunnerFactory,
-    TrialJob,
-    TrialRunner,
-    call_if_there,
-)
+from tuner.trial import base
 from tuner.trial.factories import EmulatedFactory, VerifiedFactory
 from tuner.trial.isolated import IsolatedRunner
 from tuner.trial.staged import StagedRunner
@@ -88,16 +80,16 @@ class Measuring:
         """The device of the trials, as recorded."""
         return TrialDevice(self.names[0], self.memory_limit_bytes, self.emulated)
 
-    def options(self, **values: object) -> MeasureOptions:
+    def options(self, **values: object) -> base.MeasureOptions:
         """The options for running one trial."""
         given = {name: value for name, value in values.items() if value is not None}
-        return MeasureOptions(
+        return base.MeasureOptions(
             device=self.device,
             memory_limit_bytes=self.memory_limit_bytes,
             **given,  # type: ignore[arg-type]
         )
 
-    def factory(self, job: TrialJob, options: MeasureOptions) -> RunnerFactory:
+    def factory(self, job: base.TrialJob, options: base.MeasureOptions) -> base.RunnerFactory:
         """The factory that makes runners in the workers, after checking the worker's GPU."""
         if self.emulated and "GPU" not in self.resources:
             return EmulatedFactory(job, options, self.gpus)
@@ -108,10 +100,10 @@ class Measuring:
 
     def run(
         self,
-        job: TrialJob,
-        options: MeasureOptions,
+        job: base.TrialJob,
+        options: base.MeasureOptions,
         trial: tuple[SearchSpace, Configuration, Prediction | None],
-        instructions: Instructions = PLAIN,
+        instructions: base.Instructions = base.PLAIN,
     ) -> Outcome:
         """The outcome of one trial: in every stage of the space, by prediction the hardest first.
 
@@ -119,7 +111,7 @@ class Measuring:
         """
         space, configuration, prediction = trial
         environment = trial_environment(self.threads)
-        runner: TrialRunner
+        runner: base.TrialRunner
         if self.emulated and "GPU" not in self.resources:
             runner = EmulatedFactory(job, options, self.gpus, environment)()
         else:
@@ -130,7 +122,7 @@ class Measuring:
             orders = {configuration.key: hardest_first(prediction)} if prediction else {}
             return StagedRunner(runner, space, orders).run(configuration, instructions)
         finally:
-            call_if_there(runner, "close")
+            base.call_if_there(runner, "close")
 
     def text(self, gpu: Gpu) -> str:
         """The source of the numbers, in words for the user."""

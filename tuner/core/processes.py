@@ -125,7 +125,7 @@ def end_children(*, deadline_s: float) -> tuple[int, ...]:
     """
     began = time.monotonic()
     while _reap():
-        children = own_children()
+        children = _children(os.getpid(), [os.getpid()])
         waited_s = time.monotonic() - began
         if waited_s > deadline_s:
             return tuple(children)
@@ -153,11 +153,6 @@ def _reap() -> bool:
             return False
         if child == 0:
             return True
-
-
-def own_children() -> list[int]:
-    """Children of this process, which has one thread."""
-    return _children(os.getpid(), [os.getpid()])
 
 
 def descendants(root: int) -> list[int]:

@@ -20,19 +20,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tuner.core import processes
 from tuner.core.leftovers import Leftovers, leftovers
-from tuner.core.processes import (
-    become_subreaper,
-    descendants,
-    die_with,
-    end_child,
-    end_children,
-    handles,
-    has_ended,
-    read_pipe,
-    tell,
-    woken_by,
-)
 from tuner.core.supervised import (
     END_WITHIN_S,
     TELL_WITHIN_S,
@@ -56,7 +45,7 @@ def main() -> int:
         return 1
     if os.getppid() != owner:  # it ended, and its id may mean another process by now
         return 1
-    become_subreaper()
+    processes.become_subreaper()
     try:
         task: ProgramTask = connection.recv()
         answer = _run(task, connection, alive)
@@ -79,8 +68,8 @@ def _run(task: ProgramTask, connection: Connection[Any, Any], alive: int) -> Pro
             stopped_by = program.follow(task)
         finally:
             found.look(now=True)
-            status = end_child(program.pid, deadline_s=END_WITHIN_S)
-            left = end_children(deadline_s=END_WITHIN_S)
+            status = processes.end_child(program.pid, deadline_s=END_WITHIN_S)
+            left = processes.end_children(deadline_s=END_WITHIN_S)
     return ProgramEnd(
         exit_status=-signal.SIGKILL if status is None else status,
         stopped_by=stopped_by,
@@ -110,7 +99,7 @@ class _Program:
         self.pid = _started(task, found, output)
         if output is not None:
             os.close(output)
-        signalled, _ = woken_by(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        signalled, _ = processes.woken_by(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         self._stops = (*stops, signalled)
         self._selector = selectors.DefaultSelector()
         ended = os.pidfd_open(self.pid)
@@ -122,7 +111,7 @@ class _Program:
         """Listen until the program has ended (None) or is to be ended (why)."""
         until_s = math.inf if task.timeout_s is None else time.monotonic() + task.timeout_s
         try:
-            while not has_ended(self.pid):
+            while not processes.has_ended(self.pid):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     if task.tell_signal is not None:
@@ -145,9 +134,9 @@ class _Program:
         A process that has done so ends, or no longer has a handler.
         """
         me = os.getpid()
-        told = [pid for pid in descendants(me) if tell(pid, number, below=me)]
+        told = [pid for pid in processes.descendants(me) if processes.tell(pid, number, below=me)]
         until_s = time.monotonic() + TELL_WITHIN_S
-        while any(handles(pid, number) for pid in told) and time.monotonic() < until_s:
+        while any(processes.handles(pid, number) for pid in told) and time.monotonic() < until_s:
             self._listen(_TOLD_EVERY_S)
 
     def _listen(self, within_s: float) -> None:
@@ -164,7 +153,9 @@ class _Program:
     def _read(self) -> bool:
         """Read more of its output; True if there was any."""
         assert self._output is not None
-        data = read_pipe(self._output) or b""  # a process that couldn't be ended may hold it open
+        data = (
+            processes.read_pipe(self._output) or b""
+        )  # a process that couldn't be ended may hold it open
         self._tail.add(data)
         return bool(data)
 
@@ -182,7 +173,7 @@ def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
         stderr=output,
         # It then has no terminal: reading from one gives an error, and doesn't stop the program.
         start_new_session=True,
-        preexec_fn=lambda: die_with(owner),  # noqa: PLW1509 - this process has one thread
+        preexec_fn=lambda: processes.die_with(owner),  # noqa: PLW1509 - this process has one thread
     )
     process.returncode = 0  # it is reaped by `end_child`
     return process.pid

@@ -74,9 +74,7 @@ class _InertKnob:
 
 
 def inert_knobs(
-    configurations: Sequence[Configuration],
-    predictions: Sequence[Prediction],
-    knobs: Sequence[str],
+    configurations: Sequence[Configuration], predictions: Sequence[Prediction], knobs: Sequence[str]
 ) -> list[_InertKnob]:
     """The inert ones of `knobs`, from a prediction of each configuration.
 

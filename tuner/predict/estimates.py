@@ -24,17 +24,8 @@ from tuner.cost.allocator import (
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import CATEGORIES
 from tuner.cost.sized import OptimizerSteps, SizedTimeline, Span, rows_of
+from tuner.cost.speed import roofline
 from tuner.cost.speed.rates import as_chosen
-from tuner.cost.speed.roofline import (
-    KernelSeconds,
-    KernelTimes,
-    Roofline,
-    StepTimes,
-    UpdateTime,
-    optimizer_time,
-    pass_times,
-    whole_step,
-)
 from tuner.cost.work_arrays import Floats, WorkArrays
 from tuner.predict.predict import attention_of, reads_loss
 from tuner.predict.traces import grad_accum_of, point_of
@@ -73,26 +64,25 @@ class Estimates:
         """Sizes of each one's gradients in the optimizer's order."""
         return [*map(self._gradient_bytes, range(len(self._places)))]
 
-    def times(self, kernel_times: KernelTimes | None) -> StepTimes:
+    def times(self, kernel_times: roofline.KernelTimes | None) -> roofline.StepTimes:
         """Step times of each configuration on one GPU."""
-        settings, times = self._configurations[0], kernel_times or Roofline()
+        settings, times = self._configurations[0], kernel_times or roofline.Roofline()
         tf32 = settings.get("precision") == "tf32"
         works = WorkArrays.of_operators(self._sized.operators, self._points)
         works = as_chosen(works, self._gpu, attention_of(settings))
-        kernels = KernelSeconds.of(works, self._gpu, times, allow_tf32=tf32)
-        passes, trained = pass_times(kernels, self._sized.executions), len(self._sized.order)
+        kernels = roofline.KernelSeconds.of(works, self._gpu, times, allow_tf32=tf32)
+        passes, trained = (
+            roofline.pass_times(kernels, self._sized.executions),
+            len(self._sized.order),
+        )
         known = {
-            one: optimizer_time(one.works, one.times, trained, self._gpu, times, tf32)
+            one: roofline.optimizer_time(one.works, one.times, trained, self._gpu, times, tf32)
             for one in self._updates
         }
         each = [known[one] for one in self._optimizers]
-        update = UpdateTime(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
-        return whole_step(
-            passes,
-            update,
-            self._accumulation,
-            reads_loss=reads_loss(settings),
-            places=self._places,
+        update = roofline.UpdateTime(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
+        return roofline.whole_step(
+            passes, update, self._accumulation, reads_loss=reads_loss(settings), places=self._places
         )
 
     def _gradient_bytes(self, index: int) -> list[int]:

@@ -21,12 +21,7 @@ from tuner.core.nvml import device_identity, device_use
 from tuner.core.units import GIB, KIB, MIB
 from tuner.cost.speed import microbench
 from tuner.cost.speed.microbench import AttentionCase, Stopwatch
-from tuner.cost.speed.profile import (
-    AttentionRate,
-    DeviceProfile,
-    MatmulRate,
-    TrafficRate,
-)
+from tuner.cost.speed.profile import AttentionRate, DeviceProfile, MatmulRate, TrafficRate
 from tuner.space.gpus import match_device
 
 Shape = tuple[int, int, int]
@@ -237,11 +232,7 @@ def _attention(survey: _Survey, plan: _MeasurePlan) -> Iterator[AttentionRate]:
         label = (
             f"{case.kernel} {case.dtype} {case.batch}x{case.heads}x{case.length}x{case.head_dim}"
         )
-        found = survey.attempt(
-            f"attention {label}",
-            microbench.time_attention,
-            case,
-        )
+        found = survey.attempt(f"attention {label}", microbench.time_attention, case)
         if found is not None:
             forward, backward = found
             rate = AttentionRate(
@@ -267,10 +258,7 @@ def _matmul(survey: _Survey, plan: _MeasurePlan) -> Iterator[MatmulRate]:
             if best[dtype] and 2 * m * n * k / best[dtype] > _SLOWEST_CALL_S:
                 continue
             timing = survey.attempt(
-                f"matmul {dtype} {m}x{n}x{k}",
-                microbench.time_product,
-                dtype,
-                shape,
+                f"matmul {dtype} {m}x{n}x{k}", microbench.time_product, dtype, shape
             )
             if timing is not None:
                 rate = 2 * m * n * k / timing.typical_s

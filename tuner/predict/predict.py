@@ -206,11 +206,7 @@ def predict(
 
 
 def method_text(
-    how: str,
-    workload: str,
-    configuration: Configuration,
-    gpu: Gpu,
-    remarks: Sequence[str] = (),
+    how: str, workload: str, configuration: Configuration, gpu: Gpu, remarks: Sequence[str] = ()
 ) -> str:
     """The method of a prediction, with the remarks of its trace and the knobs that it ignores."""
     _, options = AllocatorSettings.of(str(configuration.get("allocator", "")))
@@ -263,12 +259,7 @@ def build_prediction(  # noqa: PLR0913 - all that a prediction is made of
         gpu=gpu.id,
         method=method,
         intervals=prior_intervals(
-            memory,
-            speed,
-            method,
-            unknown,
-            limit_bytes=budget.limit_bytes,
-            doubts=set(doubts),
+            memory, speed, method, unknown, limit_bytes=budget.limit_bytes, doubts=set(doubts)
         ),
     )
 

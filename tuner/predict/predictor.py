@@ -27,7 +27,7 @@ from tuner.cost.speed.kernel_times import on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
 from tuner.cost.speed.roofline import StepTimes
 from tuner.predict import cache
-from tuner.predict.compiler.structure import Structure
+from tuner.predict.compiler.structure import OPTIMIZER_KNOBS, Structure
 from tuner.predict.compiling import in_forks, trace_all, trace_optimizers, trace_timelines
 from tuner.predict.estimates import Estimates, with_overhead
 from tuner.predict.predict import (
@@ -330,7 +330,7 @@ class _Group:
 
 
 def _optimizer_of(configuration: Configuration) -> tuple[KnobValue, ...]:
-    return tuple(configuration.get(n, 0) for n in ("optimizer", "max_grad_norm", "lora_rank"))
+    return tuple(configuration.get(n, 0) for n in (*sorted(OPTIMIZER_KNOBS), "lora_rank"))
 
 
 def _alone(configuration: Configuration) -> Configuration:

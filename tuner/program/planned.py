@@ -311,10 +311,7 @@ class _Planner:
             found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
 
     def _check_products(
-        self,
-        training: ProgramTraining,
-        model: str | None,
-        knobs: dict[str, Any],
+        self, training: ProgramTraining, model: str | None, knobs: dict[str, Any]
     ) -> None:
         """Note products in another dtype than the weights beside 4-bit ones are `LOADED` in."""
         stored = loaded = knobs.pop(LOADED, None)

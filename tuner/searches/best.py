@@ -13,6 +13,7 @@ from tuner.core.gpu import Gpu
 from tuner.core.kinds import LOST
 from tuner.core.records import Configuration, Measurement, Prediction, Source, Status, TrialRecord
 from tuner.core.units import format_duration, format_gib, format_size
+from tuner.searches import facts, front
 from tuner.searches.cost import (
     MEASURED_PERCENT,
     PREDICTED_PERCENT,
@@ -22,27 +23,6 @@ from tuner.searches.cost import (
     by_gpus,
     interval_dict,
     run_cost,
-)
-from tuner.searches.facts import (
-    SpaceFacts,
-    counted_gpus,
-    limit_text,
-    rounded,
-    stages_dict,
-    times_text,
-)
-from tuner.searches.front import (
-    THROUGHPUT,
-    Objective,
-    device_bytes,
-    evidence_of,
-    fastest_first,
-    fits_within,
-    rivals,
-    room_bytes,
-    samples_per_s,
-    trusted,
-    worth_measuring,
 )
 
 
@@ -79,13 +59,13 @@ class BestTrial:
 
     record: TrialRecord
     gpu: Gpu
-    space: SpaceFacts
+    space: facts.SpaceFacts
     cost: RunCost | None
     gain: _Gain | None
     trials: int
     fitting: int
     conditions: tuple[str, ...] = ()
-    objective: Objective = THROUGHPUT
+    objective: front.Objective = front.THROUGHPUT
     rivals: tuple[TrialRecord, ...] = ()
     """Others that fit and may be as fast, within the prediction error; the fastest first."""
     not_measured: tuple[TrialRecord, ...] = ()
@@ -96,7 +76,7 @@ class BestTrial:
     def __repr__(self) -> str:
         """A short form: the space and all evidence would fill the screen."""
         return (
-            f"<Recommendation for {self.space.name} on {times_text(self.gpus, self.gpu.id)}: "
+            f"<Recommendation for {self.space.name} on {facts.times_text(self.gpus, self.gpu.id)}: "
             f"{settings_text(self.configuration, self.names)}, "
             f"{format_size(self.evidence.memory.device_bytes)} of "
             f"{format_size(self.memory_bytes)}{' each' * (self.gpus > 1)}, "
@@ -115,19 +95,19 @@ class BestTrial:
     def title(self) -> str:
         """A title such as "fastest that fits with 1.42 GiB headroom", for people."""
         margin = self.record.budget.margin_bytes
-        is_speed = self.objective.name == THROUGHPUT.name
+        is_speed = self.objective.name == front.THROUGHPUT.name
         first = "fastest" if is_speed else f"best in {self.objective.label}"
         return f"{first} that fits" + (f" with {format_size(margin)} headroom" if margin else "")
 
     @property
     def to_measure(self) -> tuple[Configuration, ...]:
         """The recommended configuration and the rivals that are worth measuring against it."""
-        return tuple(r.configuration for r in worth_measuring(self.record, self.rivals))
+        return tuple(r.configuration for r in front.worth_measuring(self.record, self.rivals))
 
     @property
     def evidence(self) -> Prediction | Measurement:
         """Its numbers."""
-        return evidence_of(self.record)
+        return front.evidence_of(self.record)
 
     @property
     def configuration(self) -> Configuration:
@@ -147,12 +127,12 @@ class BestTrial:
     @property
     def gpus(self) -> int:
         """Number of GPUs, or ranks on a processor, that train together."""
-        return counted_gpus(self.configuration)
+        return facts.counted_gpus(self.configuration)
 
     @property
     def memory_bytes(self) -> int:
         """Memory of one rank in bytes: that of a GPU, or its share of a processor's."""
-        return room_bytes(self.record, self.gpu.memory_bytes)
+        return front.room_bytes(self.record, self.gpu.memory_bytes)
 
     @property
     def free_bytes(self) -> int:
@@ -184,7 +164,7 @@ class BestTrial:
     @property
     def limit_text(self) -> str:
         """The stage that needs most memory, for people; empty where there are no stages."""
-        return limit_text(self.evidence, self.configuration, self.space)
+        return facts.limit_text(self.evidence, self.configuration, self.space)
 
     @property
     def verified_text(self) -> str:
@@ -221,7 +201,7 @@ class BestTrial:
             "configuration": self.configuration.to_dict(),
             "memory": self._memory_dict(),
             "speed": self._speed_dict(),
-            **stages_dict(self.record, self.space),
+            **facts.stages_dict(self.record, self.space),
             "run": self.cost.to_dict() if self.cost else None,
             **({"by_gpus": by_gpus} if by_gpus else {}),
             "baseline": self.gain.to_dict() if self.gain else None,
@@ -274,24 +254,24 @@ class BestTrial:
     def _speed_dict(self) -> dict[str, Any]:
         speed = self.evidence.speed
         return {
-            "samples_per_s": rounded(speed.samples_per_s),
+            "samples_per_s": facts.rounded(speed.samples_per_s),
             **interval_dict("samples_per_s", self.samples_per_s_interval),
-            "tokens_per_s": rounded(speed.tokens_per_s),
+            "tokens_per_s": facts.rounded(speed.tokens_per_s),
             "step": format_duration(speed.step_s),
-            "step_s": rounded(speed.step_s),
-            "it_per_s": rounded(speed.it_per_s),
-            "mfu": rounded(speed.mfu) if speed.mfu is not None else None,
+            "step_s": facts.rounded(speed.step_s),
+            "it_per_s": facts.rounded(speed.it_per_s),
+            "mfu": facts.rounded(speed.mfu) if speed.mfu is not None else None,
         }
 
 
 def recommend(
     records: Sequence[TrialRecord],
-    space: SpaceFacts,
+    space: facts.SpaceFacts,
     gpu: Gpu,
     *,
     where: Callable[[Configuration], bool] | None = None,
     conditions: Sequence[str] = (),
-    objective: Objective = THROUGHPUT,
+    objective: front.Objective = front.THROUGHPUT,
 ) -> BestTrial | None:
     """The fastest of `records` that fits `gpu` with its margin; None if none fits.
 
@@ -304,8 +284,8 @@ def recommend(
     key. The baseline is looked up among all records, whether it meets `where` or not.
     """
     meeting = (r for r in records if where is None or where(r.configuration))
-    allowed = trusted(meeting, gpu.memory_bytes)
-    fitting = [r for r in allowed if fits_within(r, gpu.memory_bytes)]
+    allowed = front.trusted(meeting, gpu.memory_bytes)
+    fitting = [r for r in allowed if front.fits_within(r, gpu.memory_bytes)]
     return best_of(
         fitting,
         space,
@@ -320,13 +300,13 @@ def recommend(
 
 def best_of(  # noqa: PLR0913 - what a recommendation is made from
     fitting: Sequence[TrialRecord],
-    space: SpaceFacts,
+    space: facts.SpaceFacts,
     gpu: Gpu,
     *,
     trials: int,
     baseline: TrialRecord | None,
     conditions: Sequence[str] = (),
-    objective: Objective = THROUGHPUT,
+    objective: front.Objective = front.THROUGHPUT,
     gone: Iterable[TrialRecord] = (),
 ) -> BestTrial | None:
     """As `recommend`, from the records that fit; `trials` counts all that were considered.
@@ -336,7 +316,7 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
     ranked = [(gain, r) for r in fitting if (gain := objective.gain(r)) is not None]
     if not ranked:
         return None
-    best = min(ranked, key=lambda pair: (-pair[0], *fastest_first(pair[1])))[1]
+    best = min(ranked, key=lambda pair: (-pair[0], *front.fastest_first(pair[1])))[1]
     # With the same values of the space's capacity knobs (rank, length).
     level, *levels = (r.configuration.values_of(space.capacity) for r in (best, *fitting))
     alike = [record for record, its in zip(fitting, levels, strict=True) if its == level]
@@ -350,8 +330,10 @@ def best_of(  # noqa: PLR0913 - what a recommendation is made from
         fitting=len(fitting),
         conditions=tuple(conditions),
         objective=objective,
-        rivals=rivals(best, alike) if objective.name == THROUGHPUT.name else (),
-        not_measured=_faster_but_lost(best, gone) if objective.name == THROUGHPUT.name else (),
+        rivals=front.rivals(best, alike) if objective.name == front.THROUGHPUT.name else (),
+        not_measured=_faster_but_lost(best, gone)
+        if objective.name == front.THROUGHPUT.name
+        else (),
         by_gpus=by_gpus(fitting, space, gpu),
     )
 
@@ -364,7 +346,7 @@ def _faster_but_lost(best: TrialRecord, records: Iterable[TrialRecord]) -> tuple
         prediction = record.outcome.prediction
         if record.source is best.source and lost and prediction is not None and prediction.fits:
             rate = prediction.speed.samples_per_s
-            if rate > (samples_per_s(best) or 0.0):
+            if rate > (front.samples_per_s(best) or 0.0):
                 found.append((rate, record))
     return tuple(record for _, record in sorted(found, key=lambda pair: -pair[0]))
 
@@ -403,7 +385,7 @@ def find_baseline(
 
 def best_yaml(
     best: BestTrial | None,
-    space: SpaceFacts,
+    space: facts.SpaceFacts,
     gpu: Gpu,
     *,
     trials: int,
@@ -434,7 +416,7 @@ def best_yaml(
         }[best.source]
         comment = (
             f"# The fastest configuration of {_one_line(space.name)} found for "
-            f"{_one_line(times_text(best.gpus, gpu.name))}: it fits with "
+            f"{_one_line(facts.times_text(best.gpus, gpu.name))}: it fits with "
             f"{format_gib(best.free_bytes)} to spare{' on each' * (best.gpus > 1)}.\n"
             + (f"# It needs most memory {_one_line(best.limit_text)}.\n" if best.limit_text else "")
             + (f"# NOT MEASURED: {_one_line(gone)}.\n" if (gone := not_measured_text(best)) else "")
@@ -450,11 +432,11 @@ def best_yaml(
 def _gain(best: TrialRecord, baseline: TrialRecord | None, gpu: Gpu) -> _Gain | None:
     if baseline is None or baseline.source is not best.source:
         return None
-    old_speed, new_speed = samples_per_s(baseline), samples_per_s(best)
-    old_bytes, new_bytes = device_bytes(baseline), device_bytes(best)
+    old_speed, new_speed = front.samples_per_s(baseline), front.samples_per_s(best)
+    old_bytes, new_bytes = front.device_bytes(baseline), front.device_bytes(best)
     return _Gain(
         baseline=baseline,
-        baseline_fits=fits_within(baseline, gpu.memory_bytes),
+        baseline_fits=front.fits_within(baseline, gpu.memory_bytes),
         speedup=new_speed / old_speed if old_speed and new_speed else None,
         saved_bytes=old_bytes - new_bytes if old_bytes and new_bytes else None,
     )

@@ -119,9 +119,7 @@ def trusted(records: Iterable[TrialRecord], limit_bytes: int) -> list[TrialRecor
 
 
 def pareto_front(
-    records: Iterable[TrialRecord],
-    *,
-    objectives: Sequence[Objective] = DEFAULT_OBJECTIVES,
+    records: Iterable[TrialRecord], *, objectives: Sequence[Objective] = DEFAULT_OBJECTIVES
 ) -> tuple[TrialRecord, ...]:
     """The trials that fit their own GPU and that no other trial dominates; see `unbeaten`."""
     fitting = (record for record in records if fits_within(record, record.gpu_memory_bytes))

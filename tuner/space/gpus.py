@@ -165,11 +165,6 @@ class _Reader:
         return text
 
 
-def read_count(node: Node, problems: Problems, where: str) -> int | None:
-    """A whole number from 1."""
-    return _Reader(problems).count(node, where)
-
-
 def _readers(read: _Reader) -> dict[str, tuple[str, str, Callable[[Node, str], Any]]]:
     """For each key of an entry: the field of `Gpu` it fills, its group of sources, its reader."""
     return {
@@ -563,7 +558,7 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
         if gpu_id not in gpus and gpu_id not in entries:
             problems.add(entry.value, f"{gpu_id!r} is not the id of a GPU", at=entry.at)
         for machine, held in mapping(entry.value, problems, entry.at).items():
-            count = read_count(held.value, problems, held.at)
+            count = _Reader(problems).count(held.value, held.at)
             instances[_normalise(machine)] = (gpu_id, count or 1)
     _check_names(problems, gpus, ambiguous, entries)
     problems.check()

@@ -17,19 +17,10 @@ from tuner.core.expressions import settings_text
 from tuner.core.files import shipped_places
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema
+from tuner.space import document
 from tuner.space.apply import ApplyTarget, check_apply, read_apply
 from tuner.space.command import COMMAND, PROGRAM, read_command
 from tuner.space.data import DataFacts, read_data
-from tuner.space.document import (
-    Entry,
-    Problems,
-    compose,
-    mapping,
-    read_text,
-    scalar,
-    sequence,
-    suggestion,
-)
 from tuner.space.knobs import Knob, read_knob, read_order, read_value
 from tuner.space.knobs import own_terms as terms_of_own_code
 from tuner.space.rules import (
@@ -75,9 +66,9 @@ def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace
 
     Raises one `InputError` with everything that is wrong, each with its line.
     """
-    problems = Problems(file)
-    root = compose(text, file)
-    entries = mapping(root, problems, allowed=KEYS)
+    problems = document.Problems(file)
+    root = document.compose(text, file)
+    entries = document.mapping(root, problems, allowed=KEYS)
     reader = _Reader(entries, problems)
     space = reader.space(path)
     # Code of the user's own brings its model itself, and a command is a workload.
@@ -95,7 +86,7 @@ def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace
 class _Reader:
     """Reads each part of a space; `nodes` keeps where each came from ("constraints[0]")."""
 
-    def __init__(self, entries: Mapping[str, Entry], problems: Problems) -> None:
+    def __init__(self, entries: Mapping[str, document.Entry], problems: document.Problems) -> None:
         self.entries = entries
         self.problems = problems
         self.nodes: dict[str, Node] = {entry.at: entry.value for entry in entries.values()}
@@ -111,7 +102,7 @@ class _Reader:
         )
         knobs, fixed = self._knobs(), self._values("fixed")
         entries = [e for e in self._named("derived").values() if self._own(e, "derived")]
-        texts = {e.name: scalar(e.value, self.problems, e.at) for e in entries}
+        texts = {e.name: document.scalar(e.value, self.problems, e.at) for e in entries}
         derived = {name: text.strip() for name, text in texts.items() if text is not None}
         stages, stage_knobs = self._stages()
         knobs |= stage_knobs
@@ -161,7 +152,7 @@ class _Reader:
 
     def _text(self, name: str) -> str | None:
         entry = self.entries.get(name)
-        text = scalar(entry.value, self.problems, name) if entry else None
+        text = document.scalar(entry.value, self.problems, name) if entry else None
         if entry and text is not None and not text.strip():
             self.problems.add(entry.value, "is empty", at=name)
         return text.strip() if text else None
@@ -169,7 +160,7 @@ class _Reader:
     def _word(self, name: str, *, allowed: Mapping[str, object]) -> str | None:
         text = self._text(name)
         if text is not None and text not in allowed:
-            hint = suggestion(text, allowed.keys())
+            hint = document.suggestion(text, allowed.keys())
             self.problems.add(self.nodes[name], f"unknown {name} {text[:60]!r}", at=name, hint=hint)
             return None
         return text
@@ -194,7 +185,7 @@ class _Reader:
     def _items(self, name: str) -> list[Node]:
         """The items of the list `name`, each noted in `nodes`."""
         entry = self.entries.get(name)
-        items = (sequence(entry.value, self.problems, name) or []) if entry else []
+        items = (document.sequence(entry.value, self.problems, name) or []) if entry else []
         if len(items) > _MAX_ITEMS:
             text = f"{len(items)} items; at most {_MAX_ITEMS} are allowed"
             self.problems.add(items[_MAX_ITEMS], text, at=name)
@@ -203,24 +194,24 @@ class _Reader:
         return items[:_MAX_ITEMS]
 
     def _words(self, name: str) -> tuple[str, ...]:
-        texts = [scalar(item, self.problems, name) for item in self._items(name)]
+        texts = [document.scalar(item, self.problems, name) for item in self._items(name)]
         return tuple(text for text in texts if text is not None)
 
     def _expressions(self, name: str) -> tuple[str, ...]:
         return tuple(text.strip() for text in self._words(name))
 
-    def _named(self, name: str) -> dict[str, Entry]:
+    def _named(self, name: str) -> dict[str, document.Entry]:
         """The entries of the mapping `name`, whose keys are names of the vocabulary."""
         entry = self.entries.get(name)
         if entry is None:
             return {}
         noun = "knob" if name == "knobs" else "name"
-        found = mapping(entry.value, self.problems, name, allowed=self.terms, noun=noun)
+        found = document.mapping(entry.value, self.problems, name, allowed=self.terms, noun=noun)
         for item in found.values():
             self.nodes[item.at] = item.value
         return found
 
-    def _own(self, entry: Entry, part: str) -> bool:
+    def _own(self, entry: document.Entry, part: str) -> bool:
         """True if `part` is the first to give this name a value."""
         other = self.owners.setdefault(entry.name, part)
         if other != part:
@@ -256,7 +247,7 @@ class _Reader:
             entries = {n: e for n, e in entries.items() if self._own(e, part)}
         return self._read_values(entries)
 
-    def _read_values(self, entries: Mapping[str, Entry]) -> dict[str, KnobValue]:
+    def _read_values(self, entries: Mapping[str, document.Entry]) -> dict[str, KnobValue]:
         read = {
             e.name: read_value(e.value, self.terms[e.name], self.problems, e.at)
             for e in entries.values()
@@ -278,7 +269,7 @@ class _Reader:
         for index, word in enumerate(words):
             node = self.nodes[f"objectives[{index}]"]
             if word not in METRICS:
-                hint = suggestion(word, METRICS)
+                hint = document.suggestion(word, METRICS)
                 self.problems.add(
                     node, f"unknown objective {word[:60]!r}", at="objectives", hint=hint
                 )
@@ -294,14 +285,16 @@ class _Reader:
         knobs: dict[str, Knob] = {}
         for index, item in enumerate(self._items("stages")):
             at = f"stages[{index}]"
-            parts = mapping(item, self.problems, at, allowed=("name", "set", *_STAGE_TERMS))
+            parts = document.mapping(
+                item, self.problems, at, allowed=("name", "set", *_STAGE_TERMS)
+            )
             if isinstance(item, MappingNode) and not {"name", "set"} <= set(parts):
                 self.problems.add(item, "a stage needs a name and what it sets: {name, set}", at=at)
                 continue
-            name = scalar(parts["name"].value, self.problems, at) if parts else None
+            name = document.scalar(parts["name"].value, self.problems, at) if parts else None
             if name is None:
                 continue
-            values = mapping(
+            values = document.mapping(
                 parts["set"].value, self.problems, f"{at}.set", allowed=self.terms, noun="name"
             )
             if any(name == stage.name for stage in stages):
@@ -331,7 +324,7 @@ class _Reader:
                 self.nodes[f"knobs.{stage.own_name(n)}"] = own[n].value
         return tuple(stages), knobs
 
-    def _is_searched(self, entry: Entry) -> bool:
+    def _is_searched(self, entry: document.Entry) -> bool:
         """True if a stage gives several values to choose from."""
         is_list = isinstance(entry.value, SequenceNode)
         return isinstance(entry.value, MappingNode) or (
@@ -342,7 +335,7 @@ class _Reader:
 Nodes = Mapping[str, Node]
 
 
-def check_meaning(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def check_meaning(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
     """Note in `problems` what can only be seen with the whole space.
 
     `nodes` tells where each part of the space stands in the file ("constraints[0]").
@@ -366,7 +359,7 @@ def check_meaning(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
     _check_baseline(space, nodes, problems)
 
 
-def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def check_expressions(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
     """Note every expression that is none, and stages that set derived values.
 
     Needs no knob to have been read, so it can be said together with everything else.
@@ -389,7 +382,7 @@ def check_expressions(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
     check_apply(space.apply, stages, space.condition, nodes=nodes, problems=problems)
 
 
-def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
     """Evaluate every rule for all values it can meet, so that nothing fails later."""
     rules = [*space.rules, *space.floor_rules()]
     needed = sum(evaluations(rule, space.choices) for rule in rules)
@@ -413,7 +406,7 @@ def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: Problems) -> N
             failed.add(error.message)
 
 
-def _check_not_empty(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def _check_not_empty(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
     blamed = conflict(space.choices, space.fixed, space.rules)
     if not blamed:
         blamed = conflict(space.choices, space.fixed, [*space.rules, *space.floor_rules()])
@@ -437,7 +430,7 @@ def _together(rules: list[Rule], nodes: Nodes) -> str:
     return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in rules)
 
 
-def _check_baseline(space: SearchSpace, nodes: Nodes, problems: Problems) -> None:
+def _check_baseline(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
     if space.baseline is None or problems.found:
         return
     missing = sorted(space.knobs.keys() - space.baseline.keys())
@@ -509,11 +502,6 @@ def default_space(model: str, settings: Collection[str] = ()) -> SearchSpace:
     return complete_space(dataclasses.replace(empty, fixed=given))
 
 
-def space_folders() -> list[Path]:
-    """The folders of search spaces; the first match counts."""
-    return [Path("search_spaces"), *_OWN_FOLDERS]
-
-
 def is_shipped(space: SearchSpace) -> bool:
     """True if the space comes with tuner."""
     return space.path is not None and space.path.resolve().parent in _OWN_FOLDERS
@@ -527,7 +515,7 @@ def _find() -> dict[str, Path]:
 
 
 def _files() -> Iterator[Path]:
-    for folder in space_folders():
+    for folder in (Path("search_spaces"), *_OWN_FOLDERS):  # the first match counts
         try:
             paths = sorted(folder.iterdir()) if folder.is_dir() else []
         except PermissionError:
@@ -536,7 +524,7 @@ def _files() -> Iterator[Path]:
 
 
 def _load_file(path: Path) -> SearchSpace:
-    return read_space(read_text(path), path.name, path=path)
+    return read_space(document.read_text(path), path.name, path=path)
 
 
 def _info(name: str, path: Path) -> SpaceInfo:

@@ -35,15 +35,8 @@ from tuner.emulator import Emulation, Machine
 from tuner.emulator.emulation import FEW, STEPS
 from tuner.emulator.ending import Ended
 from tuner.emulator.session import Session
+from tuner.trial import command
 from tuner.trial.base import PLAIN, Instructions, MeasureOptions, TrialJob
-from tuner.trial.command import (
-    COMMAND_TRIAL,
-    NoStepsError,
-    nothing_heard,
-    required,
-    told_variables,
-    words_of,
-)
 from tuner.trial.command_progress import CommandProgress
 from tuner.trial.isolated import IsolatedRunner, Progress, secrets_of
 from tuner.trial.stop_rule import Deadline
@@ -149,7 +142,7 @@ class EmulatedCommandRunner:
         gpus: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        COMMAND_TRIAL.prepare(job, options)
+        command.COMMAND_TRIAL.prepare(job, options)
         if options.memory_limit_bytes is not None:
             raise InputError(
                 "--memory-limit stops a command on a real device",
@@ -191,7 +184,7 @@ class EmulatedCommandRunner:
             if found.exit_status == 0 and not timed_out:
                 measurement = self._measurement(found, configuration, log, repeats)
                 ending = replace(ending, measurement=measurement.to_dict())
-        except (InputError, NoStepsError) as error:  # the trial's own doing
+        except (InputError, command.NoStepsError) as error:  # the trial's own doing
             ending = replace(ending, raised=Raised.chain(error))
         ending = replace(
             ending,
@@ -230,8 +223,8 @@ class EmulatedCommandRunner:
     def _run(
         self, configuration: Configuration, deadline: Deadline, log: Tail, *, repeats: float = 1.0
     ) -> Emulation:
-        told = told_variables(self._command, configuration, self._options)
-        with words_of(self._command, configuration) as words:
+        told = command.told_variables(self._command, configuration, self._options)
+        with command.words_of(self._command, configuration) as words:
             return self._machine.run(
                 words,
                 steps=STEPS,
@@ -256,7 +249,7 @@ class EmulatedCommandRunner:
                 str(found.own_fault), hint="report it; the program itself went on"
             )
         if found.steps == 0:
-            raise nothing_heard(log.text)
+            raise command.nothing_heard(log.text)
         if found.time is None:
             raise UnavailableError(
                 "the environment of the command lacks numpy, with which the emulator prices steps",
@@ -264,7 +257,7 @@ class EmulatedCommandRunner:
             )
         heard = CommandProgress(self._options, self._command.progress)
         heard.take(0, log.data)
-        samples = required(heard.samples_per_line or self._command.samples(configuration))
+        samples = command.required(heard.samples_per_line or self._command.samples(configuration))
         largest = max(found.devices, key=lambda use: use.peak_reserved_bytes)
         gpu, timed = self._job.gpu, found.time
         return Measurement(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -78,8 +78,10 @@ class _RecordedCall:
         with torch.no_grad(), self._precision():
             for _ in range(EVALUATION_BATCHES):
                 outputs = self._model(*args, **kwargs)
-                if self._autocast_dtype is not None:
-                    _convert_logits(outputs)
+                has_logits = isinstance(outputs, Mapping) and outputs.get("logits") is not None
+                if self._autocast_dtype is not None and has_logits:
+                    # A second copy in fp32, as that of accelerate (`convert_outputs_to_fp32`).
+                    outputs["logits"] = outputs["logits"].float()
                 loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
                 if isinstance(loss, torch.Tensor):
                     loss.detach().mean().item()
@@ -94,12 +96,6 @@ class _RecordedCall:
             return
         with torch.autocast(self._device_type, dtype=self._autocast_dtype):
             yield
-
-
-def _convert_logits(outputs: Any) -> None:
-    """A second copy in fp32, as accelerate makes of outputs (`convert_outputs_to_fp32`)."""
-    if isinstance(outputs, MutableMapping) and outputs.get("logits") is not None:
-        outputs["logits"] = outputs["logits"].float()
 
 
 class _Sink:

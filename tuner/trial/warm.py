@@ -25,21 +25,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tuner.core import processes
 from tuner.core.environment import search_path, your_python
 from tuner.core.errors import TunerError, UnavailableError
 from tuner.core.leftovers import Leftovers, leftovers
 from tuner.core.outcome import Ending
-from tuner.core.processes import (
-    become_subreaper,
-    end_child,
-    end_children,
-    has_ended,
-    native_threads,
-    oom_kills,
-    oom_kills_since,
-    processor_s,
-    woken_by,
-)
 from tuner.core.records import Configuration
 from tuner.core.supervised import Helper
 from tuner.predict.training import load_object
@@ -67,7 +57,7 @@ def main() -> int:
     """Serve one runner until it goes away."""
     connection: Connection = Connection(int(sys.argv[1]))
     supervisor = os.getppid()
-    become_subreaper()
+    processes.become_subreaper()
     try:
         message = connection.recv()
         if isinstance(message, ChildTask):
@@ -84,7 +74,7 @@ def main() -> int:
     except (EOFError, ConnectionError):
         return 0
     finally:
-        end_children(deadline_s=END_WITHIN_S)
+        processes.end_children(deadline_s=END_WITHIN_S)
 
 
 def _prepared(start: Start, connection: Connection, supervisor: int) -> _WarmProcess | None:
@@ -122,7 +112,7 @@ class _Stillness:
 
     def hangs(self) -> bool:
         """True if they have waited for `_HANGS_S`, as for a lock that nothing will release."""
-        used_s = processor_s(self._process)
+        used_s = processes.processor_s(self._process)
         if abs(used_s - self._used_s) > _HANGS_BELOW_S:
             self._used_s, self._since_s = used_s, time.monotonic()
         return time.monotonic() - self._since_s > _HANGS_S
@@ -138,14 +128,14 @@ class _WarmProcess:
         self._body = body
         self._connection = connection
         self._supervisor = supervisor
-        self._threads = native_threads()
+        self._threads = processes.native_threads()
         self._forks = True
         # The end of a child wakes the selector.
-        self._woken, self._wake = woken_by(signal.SIGCHLD)
+        self._woken, self._wake = processes.woken_by(signal.SIGCHLD)
 
     def run(self, configuration: Configuration, instructions: Instructions) -> Ending:
         """Run one trial to its end. Raises EOFError when the supervising process is gone."""
-        kills_before = oom_kills()
+        kills_before = processes.oom_kills()
         started_s = time.monotonic()
         options = replace(self._start.options, instructions=instructions)
         deadline = Deadline(options.timeout_s, started_s)
@@ -157,8 +147,8 @@ class _WarmProcess:
                     stopped = self._watch(child, heard, deadline, found)
                 finally:
                     found.look(now=True)
-                    exit_code = end_child(child, deadline_s=END_WITHIN_S)
-                    left = end_children(deadline_s=END_WITHIN_S)
+                    exit_code = processes.end_child(child, deadline_s=END_WITHIN_S)
+                    left = processes.end_children(deadline_s=END_WITHIN_S)
                     last_facts = heard.finish()
                 if stopped is _Stopped.HANGS:
                     self._forks = False
@@ -175,7 +165,7 @@ class _WarmProcess:
             log_tail=heard.tail.text,
             timed_out_after_s=deadline.limit_s if timed_out else None,
             given_up=stopped is _Stopped.GIVEN_UP,
-            oom_kills=oom_kills_since(kills_before),
+            oom_kills=processes.oom_kills_since(kills_before),
             left_processes=left,
             duration_s=time.monotonic() - started_s,
         )
@@ -240,7 +230,7 @@ class _WarmProcess:
         with selectors.DefaultSelector() as selector:
             for source in sources:
                 selector.register(source, selectors.EVENT_READ)
-            while not has_ended(child):
+            while not processes.has_ended(child):
                 left_s = deadline.left_s(time.monotonic())
                 if left_s <= 0:
                     return _Stopped.TIME_IS_UP

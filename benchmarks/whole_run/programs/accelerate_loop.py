@@ -13,9 +13,7 @@ model = get_peft_model(llama(), LORA)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
 train = DataLoader(rows(), batch_size=2, shuffle=True, collate_fn=collate)
 test = DataLoader(
-    rows(EVALUATED, trains=False),
-    batch_size=64 if planted("evaluation") else 2,
-    collate_fn=collate,
+    rows(EVALUATED, trains=False), batch_size=64 if planted("evaluation") else 2, collate_fn=collate
 )
 model, optimizer, train, test = accelerator.prepare(model, optimizer, train, test)
 

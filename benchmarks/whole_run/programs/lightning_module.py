@@ -38,9 +38,7 @@ class Tuned(lightning.LightningModule):
 collate = DataCollatorForSeq2Seq(tokenizer(), padding=True)
 train = DataLoader(rows(), batch_size=2, shuffle=True, collate_fn=collate)
 test = DataLoader(
-    rows(EVALUATED, trains=False),
-    batch_size=64 if planted("evaluation") else 2,
-    collate_fn=collate,
+    rows(EVALUATED, trains=False), batch_size=64 if planted("evaluation") else 2, collate_fn=collate
 )
 best = ModelCheckpoint(monitor="loss")
 trainer = lightning.Trainer(

@@ -31,11 +31,7 @@ def tokenizer():
     """A tokenizer of a few words."""
     words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "<eos>": 2}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        eos_token="<eos>",
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
 def llama():

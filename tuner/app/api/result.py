@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.app import recommendation
 from tuner.app.api import as_bytes, as_share, as_texts
 from tuner.app.api.display import frame_of, joined, result_html, results_html
 from tuner.app.applying import applying, export_recommended
-from tuner.app.recommendation import (
-    Criteria,
-    Recommended,
-    answers,
-    recommended_of,
-    require_an_answer,
-)
 from tuner.app.search.plan import SkippedGpu
 from tuner.app.search.run import SearchedGpu
 from tuner.app.target import Target, check_conditions, usable
@@ -227,13 +221,13 @@ class SearchResult:
         records = self.records
         if where is None and self._found is not None:  # what was set is a condition too
             records = tuple(r for r in records if self._found.plan.meets(r.configuration))
-        criteria = Criteria(
+        criteria = recommendation.Criteria(
             where=self._where if where is None else as_texts(where),
             headroom=as_share(headroom, "headroom"),
             max_memory=as_bytes(max_memory, "max_memory"),
             objectives=() if objective is None else (objective,),
         )
-        chosen = recommended_of(self._target, records, criteria)
+        chosen = recommendation.recommended_of(self._target, records, criteria)
         return Recommendation.of(chosen, self._target)
 
     def export(self, format_name: str) -> str:
@@ -306,21 +300,23 @@ class SearchResults(Mapping[str, SearchResult]):
         """Why a GPU type ran no trial, by its id."""
         return {gpu: one.reason for gpu, one in self._refused.items()}
 
-    def comparison(self, **choice: Any) -> tuple[Recommended, ...]:
+    def comparison(self, **choice: Any) -> tuple[recommendation.Recommended, ...]:
         """The recommendation of each type, the cheapest epoch first, then the fastest.
 
         `choice` are arguments of `SearchResult.best`. Types without a recommendation come last,
         with the reason.
         """
         targets = [result._target for result in self.values()]
-        compared = answers(targets, lambda target: self[target.gpu.id].best(**choice))
+        compared = recommendation.answers(
+            targets, lambda target: self[target.gpu.id].best(**choice)
+        )
         left = [one.answer for one in self._refused.values()]
         return (*compared, *left)
 
     def best(self, **choice: Any) -> Recommendation:
         """The first of `comparison`. Raises `NothingFitsError` where there is none."""
         found = self.comparison(**choice)
-        require_an_answer(found)
+        recommendation.require_an_answer(found)
         best = found[0].best
         assert isinstance(best, Recommendation)  # those that have one come first
         return best

@@ -26,20 +26,26 @@ from tuner.space.gpus import LIMIT_OF_TYPE
 OnProgress = Callable[[Mapping[str, "Progress"]], None]
 
 
-class SearchArguments(TypedDict, total=False):
-    """The arguments of `tuner.search` besides the space, the GPU type and the results."""
+class _TrialArguments(TypedDict, total=False):
+    """The arguments about how trials run, and where."""
 
-    model: str | None
-    trials: int
-    where: str | Sequence[str]
-    settings: Mapping[str, KnobValue] | None
-    objectives: str | Sequence[str]
-    margin: float | str | None
     mode: Literal["auto", "measure", "emulate", "predict"]
     address: str | None
     labels: str | Sequence[str]
     host_memory: int | str | None
     workers: int | None
+    memory_limit: int | str | None
+    budget_s: float | None
+    timeout_s: float | None
+    weights: str | None
+    lengths: Literal["full", "data"] | None
+    whole_steps: bool
+
+
+class _BudgetArguments(TypedDict, total=False):
+    """The arguments about the order of trials and the end of the search."""
+
+    trials: int
     seed: int
     searcher: str
     time_limit_s: float | None
@@ -47,18 +53,22 @@ class SearchArguments(TypedDict, total=False):
     max_cost_usd: float | None
     min_gain: float | None
     fresh: bool
+    verify: bool
+
+
+class SearchArguments(_TrialArguments, _BudgetArguments, total=False):
+    """The arguments of `tuner.search` besides the space, the GPU type and the results."""
+
+    model: str | None
+    where: str | Sequence[str]
+    settings: Mapping[str, KnobValue] | None
+    objectives: str | Sequence[str]
+    margin: float | str | None
+    gpu_memory: int | str | None
+    price: float | None
     study: str | Path | None
     metrics: bool
     dashboard: bool
-    gpu_memory: int | str | None
-    price: float | None
-    memory_limit: int | str | None
-    budget_s: float | None
-    timeout_s: float | None
-    weights: str | None
-    lengths: Literal["full", "data"] | None
-    whole_steps: bool
-    verify: bool
     progress: bool | None
     on_progress: OnProgress | None
 

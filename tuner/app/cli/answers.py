@@ -6,25 +6,13 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.app import recommendation
 from tuner.app.device import can_emulate
-from tuner.app.recommendation import (
-    ANY_THAT_FITS,
-    Criteria,
-    Recommended,
-    by_cost,
-    require_an_answer,
-)
 from tuner.app.target import Target
 from tuner.core.expressions import settings_text, show
 from tuner.core.records import Source
 from tuner.core.units import GIB, format_duration, significant
-from tuner.report.terminal.front import (
-    print_front,
-    print_prediction_error,
-    print_recommendation,
-    record_dict,
-    sources_text,
-)
+from tuner.report.terminal import front
 from tuner.report.terminal.render import differing, echo, print_fields, print_json, size_text
 from tuner.report.terminal.tables import print_settings
 from tuner.searches.best import BestTrial
@@ -80,23 +68,23 @@ def print_searched(found: SearchedGpu, *, as_json: bool) -> None:
         print_json(answer_dict(found))
         return
     echo(_done_text(found))
-    echo(sources_text(view.records))
+    echo(front.sources_text(view.records))
     echo()
     if view.best is None:
         echo(found.answer.reason)
         echo("Lower the minimums with --where, widen the space, or choose a larger GPU.")
     else:
-        print_front(view)
+        front.print_front(view)
         echo()
         measure = measure_command(plan.target, view.best)
         verify = verify_command(plan.target, view.best)
         # Under what this search asked for.
         own = plan.target.space.conditions(())
         where = tuple(text for text in plan.all_conditions if text not in own)
-        criteria = Criteria(where=where, objectives=plan.options.objectives)
+        criteria = recommendation.Criteria(where=where, objectives=plan.options.objectives)
         use = use_commands(plan.target, criteria)
-        print_recommendation(view.best, use=use, measure=measure, verify=verify)
-    print_prediction_error(view.records)
+        front.print_recommendation(view.best, use=use, measure=measure, verify=verify)
+    front.print_prediction_error(view.records)
     folder = plan.target.folder
     files = f"{folder.path}/: best.yaml, pareto.csv, pareto.png, report.html, {folder.journal.name}"
     _print_end(plan, view.notes, files, plan.target.command("show"))
@@ -119,7 +107,7 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
     """
     from tuner.app.search.run import SearchedGpu
 
-    found = sorted(found, key=lambda one: by_cost(one.answer))
+    found = sorted(found, key=lambda one: recommendation.by_cost(one.answer))
     answers = [one.answer for one in found]
     if as_json:
         print_json(
@@ -130,10 +118,10 @@ def print_all_searched(found: Sequence[SearchedGpu | SkippedGpu], *, as_json: bo
     for one in ran:
         echo(f"\n{one.plan.target.gpu.id}: {one.plan.target.gpu.name}")
         echo(_done_text(one))
-        echo(sources_text(one.view.records))
+        echo(front.sources_text(one.view.records))
         if one.view.best is not None:
-            print_front(one.view)
-        print_prediction_error(one.view.records)
+            front.print_front(one.view)
+        front.print_prediction_error(one.view.records)
     echo()
     print_comparison_of(answers)
     folders = "/, ".join(str(one.plan.target.folder.path) for one in ran)
@@ -166,7 +154,7 @@ def answer_dict(found: SearchedGpu) -> dict[str, Any]:
         **({} if result.traced is None else {"traced": result.traced}),
         "reused": result.reused,
         "statuses": {str(status): number for status, number in result.counts.items()},
-        "front": [record_dict(record) for record in view.front],
+        "front": [front.record_dict(record) for record in view.front],
         "best": view.best.to_dict() if view.best else None,
         "files": {
             "journal": str(folder.journal),
@@ -178,9 +166,9 @@ def answer_dict(found: SearchedGpu) -> dict[str, Any]:
     }
 
 
-def print_answers(found: Sequence[Recommended], *, as_json: bool) -> None:
+def print_answers(found: Sequence[recommendation.Recommended], *, as_json: bool) -> None:
     """The comparison as a table. Raises `NothingFitsError` where no type fits anything."""
-    require_an_answer(found)
+    recommendation.require_an_answer(found)
     if as_json:
         print_json(
             [
@@ -192,7 +180,7 @@ def print_answers(found: Sequence[Recommended], *, as_json: bool) -> None:
     print_comparison_of(found)
 
 
-def print_comparison_of(found: Sequence[Recommended]) -> None:
+def print_comparison_of(found: Sequence[recommendation.Recommended]) -> None:
     """The recommendations side by side, and why a type has none."""
     if any(answer.best for answer in found):
         _print_gpus([answer for answer in found if answer.best])
@@ -202,7 +190,7 @@ def print_comparison_of(found: Sequence[Recommended]) -> None:
         echo(f"no offer was found of {', '.join(unpriced)}: --price of one type, or your gpus.yaml")
 
 
-def _print_gpus(found: Sequence[Recommended]) -> None:
+def _print_gpus(found: Sequence[recommendation.Recommended]) -> None:
     bests = [answer.best for answer in found if answer.best]
     varying, same = differing(bests[0].space.knobs, [best.configuration for best in bests])
     sources = [str(source) for source in Source if source in {best.source for best in bests}]
@@ -227,7 +215,7 @@ def _print_gpus(found: Sequence[Recommended]) -> None:
 GPU_NUMBERS = ("USD/epoch", "epoch", "samples/s", "GiB of")
 
 
-def gpu_cells(answer: Recommended, best: BestTrial) -> tuple[str, ...]:
+def gpu_cells(answer: recommendation.Recommended, best: BestTrial) -> tuple[str, ...]:
     """A GPU type and its numbers."""
     size, cost, usd = best.evidence.memory.device_bytes, best.cost, answer.epoch_usd
     return (
@@ -275,7 +263,9 @@ def verify_command(target: Target, best: BestTrial) -> str:
     return shlex.join(["tuner", "trial", *words, "--mode", "emulate"])
 
 
-def use_commands(target: Target, criteria: Criteria = ANY_THAT_FITS) -> tuple[str, ...]:
+def use_commands(
+    target: Target, criteria: recommendation.Criteria = recommendation.ANY_THAT_FITS
+) -> tuple[str, ...]:
     """Commands that write the recommendation by `criteria` into your file, or another tool's."""
     words = [word for text in criteria.where for word in ("--where", text)]
     if criteria.max_memory is not None:

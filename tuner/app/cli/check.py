@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.app.cli import RareOption, subcommand
-from tuner.app.cli.options import (
-    DURATION,
-    SIZE,
-    any_emulated_gpu_options,
-    emulated_gpu_options,
-    gpus_option,
-    json_option,
-    margin_option,
-    model_option,
-    require_gpu,
-    set_option,
-    verbose_option,
-)
+from tuner.app.cli import options as opts
 from tuner.app.cli.results import write_asked
 from tuner.core.errors import InputError, verdict_code
 from tuner.report.terminal.progress import Waiting
@@ -42,11 +30,15 @@ if TYPE_CHECKING:
     "tuner check train.py --gpu rtx4090 --predict --largest micro_batch",
     "tuner check --gpu h100_sxm -- torchrun --nproc-per-node 2 train.py",
 )
-@any_emulated_gpu_options
-@gpus_option
-@margin_option
+@opts.any_emulated_gpu_options
+@opts.gpus_option
+@opts.margin_option
 @click.option(
-    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop each run after this time."
+    "--timeout",
+    "timeout_s",
+    type=opts.DURATION,
+    metavar="TIME",
+    help="Stop each run after this time.",
 )
 @click.option(
     "--no-changes",
@@ -72,22 +64,22 @@ if TYPE_CHECKING:
 @click.option(
     "--host-memory",
     "host_memory_bytes",
-    type=SIZE,
+    type=opts.SIZE,
     metavar="SIZE",
     cls=RareOption,
     help="Memory of the host, e.g. 64GiB.",
 )
 @click.option("--predict", is_flag=True, help="Predict from the settings, without the emulator.")
-@model_option("With --predict: the model, if the program doesn't name it.")
-@set_option
+@opts.model_option("With --predict: the model, if the program doesn't name it.")
+@opts.set_option
 @click.option(
     "--examples",
     type=int,
     metavar="N",
     help="With --predict: examples in the data, for time and cost.",
 )
-@verbose_option
-@json_option
+@opts.verbose_option
+@opts.json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def check(  # noqa: PLR0913 - one argument for each option
     *,
@@ -126,11 +118,11 @@ def check(  # noqa: PLR0913 - one argument for each option
     from tuner.app.everywhere import program_everywhere, show_everywhere
 
     if gpu_name is None:
-        require_gpu("--gpu-memory", gpu_memory)
-        require_gpu("--price", price)
-        require_gpu("--largest", largest_of)
-        require_gpu("--host-memory", how["host_memory_bytes"])
-        require_gpu("--apply", write or None)
+        opts.require_gpu("--gpu-memory", gpu_memory)
+        opts.require_gpu("--price", price)
+        opts.require_gpu("--largest", largest_of)
+        opts.require_gpu("--host-memory", how["host_memory_bytes"])
+        opts.require_gpu("--apply", write or None)
         with Waiting() as waiting:
             waiting("predicting the program for every GPU type")
             found = program_everywhere(program, programs.ProgramOptions(**how))
@@ -166,8 +158,8 @@ def check(  # noqa: PLR0913 - one argument for each option
     "tuner emulate --gpu h100_sxm -- torchrun --nproc-per-node 8 train.py",
     context_settings={"allow_interspersed_args": False},
 )
-@emulated_gpu_options
-@gpus_option
+@opts.emulated_gpu_options
+@opts.gpus_option
 @click.option(
     "--all-ranks", is_flag=True, help="Run every rank. By default rank 0 stands for all of them."
 )
@@ -178,11 +170,11 @@ def check(  # noqa: PLR0913 - one argument for each option
     metavar="N",
     help="Stop it after N optimizer steps; 0: never.",
 )
-@margin_option
+@opts.margin_option
 @click.option(
-    "--timeout", "timeout_s", type=DURATION, metavar="TIME", help="Stop it after this time."
+    "--timeout", "timeout_s", type=opts.DURATION, metavar="TIME", help="Stop it after this time."
 )
-@json_option
+@opts.json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def emulate(
     *,

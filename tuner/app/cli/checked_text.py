@@ -11,16 +11,7 @@ from typing import Any
 
 from tuner.app.cause import cause_of
 from tuner.app.checking import NOT_TRIED, CheckedProgram
-from tuner.app.cli.emulated_text import (
-    emulated_notes,
-    ended_text,
-    more_fields,
-    print_last_lines,
-    print_lines_of_code,
-    reason_text,
-    run_fields,
-    so_far_text,
-)
+from tuner.app.cli import emulated_text
 from tuner.app.cli.options import typed
 from tuner.app.program_oracle import PredictedProgram, RunAnswer
 from tuner.app.programs import MODEL, Largest
@@ -31,36 +22,9 @@ from tuner.emulator.emulation import Emulation
 from tuner.emulator.ending import Ended
 from tuner.predict.releases import CUDA, predicted_stack
 from tuner.program.planned import read_as
+from tuner.report.terminal import verdict
 from tuner.report.terminal.evidence import evidence_fields, print_parts
 from tuner.report.terminal.render import echo, is_in_notebook, print_fields, prose
-from tuner.report.terminal.verdict import (
-    ANSWER,
-    CHANGE,
-    LINES,
-    NOTE,
-    NOTEBOOK_LINES,
-    READ_AS,
-    UNKNOWN_SPEED,
-    Answer,
-    Field,
-    Pace,
-    bound_text,
-    difference_lines,
-    field_lines,
-    fields_dict,
-    interval_text,
-    least_lines,
-    memory_text,
-    numbers_text,
-    pace_fields,
-    print_lines,
-    print_verdict,
-    room_text,
-    source_text,
-    verdict_texts,
-    with_details,
-    with_more,
-)
 from tuner.searches.facts import times_text
 from tuner.space.gpus import load_catalogue
 
@@ -70,13 +34,13 @@ _STOPS = re.compile(r": ImportError: | has no \S+ \((until|since) ")
 
 def print_found(found: RunAnswer, needed: RunAnswer | None) -> None:
     """The verdict of the program as it is, and what it was read as."""
-    print_verdict(answer_of(found, needed))
-    print_lines(_read_lines(needed or found))
+    verdict.print_verdict(answer_of(found, needed))
+    verdict.print_lines(_read_lines(needed or found))
 
 
 def _read_lines(found: RunAnswer) -> list[str]:
     text = _read_text(found)
-    return field_lines([(READ_AS, text)]) if text else []
+    return verdict.field_lines([(verdict.READ_AS, text)]) if text else []
 
 
 def _read_text(found: RunAnswer) -> str:
@@ -86,22 +50,22 @@ def _read_text(found: RunAnswer) -> str:
     return read_as(found.settings, "") if found.settings else ""
 
 
-def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> Answer:
+def answer_of(found: RunAnswer, needed: RunAnswer | None = None) -> verdict.Answer:
     """The verdict and its numbers."""
     gpu = times_text(gpus_of(found), found.gpu.id)
     # The numbers are those of a larger GPU where this one had too little memory.
     of = found if needed is None or needed.fits is None else needed
-    answer = Answer(found.verdict, of.used_bytes, found.budget, gpu, of.interval)
+    answer = verdict.Answer(found.verdict, of.used_bytes, found.budget, gpu, of.interval)
     if isinstance(found, Emulation):
-        reason = reason_text(found)
+        reason = emulated_text.reason_text(found)
         if found.ended is Ended.OOM and found.fits is False and of is found:
-            reason = reason or ended_text(found)
-        return replace(answer, reason=reason, words=so_far_text(found))
+            reason = reason or emulated_text.ended_text(found)
+        return replace(answer, reason=reason, words=emulated_text.so_far_text(found))
     if found.verdict is not Verdict.UNKNOWN:
         return answer
     what = "what isn't modelled" if found.plan.at_least else "the logits that are kept"
-    least = f"at least {numbers_text(answer)}, without {what}"
-    return replace(answer, reason=bound_text(answer) if found.is_upper_bound else least)
+    least = f"at least {verdict.numbers_text(answer)}, without {what}"
+    return replace(answer, reason=verdict.bound_text(answer) if found.is_upper_bound else least)
 
 
 def gpus_of(found: RunAnswer) -> int:
@@ -114,15 +78,15 @@ def print_checked(checked: CheckedProgram, *, verbose: bool) -> None:
     if verbose:
         _print_all(checked)
         return
-    _print_log(checked, LINES - 5)
-    print_lines(checked_lines(checked))
+    _print_log(checked, verdict.LINES - 5)
+    verdict.print_lines(checked_lines(checked))
     for line in _pinned_lines(checked):
         echo(line)
 
 
 def _print_log(checked: CheckedProgram, at_most: int) -> None:
     if checked.found.ended in ("error", "crash") and checked.log_tail:
-        print_last_lines(checked.log_tail, at_most=at_most)
+        emulated_text.print_last_lines(checked.log_tail, at_most=at_most)
 
 
 def _pinned_lines(checked: CheckedProgram) -> list[str]:
@@ -135,53 +99,55 @@ def _pinned_lines(checked: CheckedProgram) -> list[str]:
     return ["Predict with the pinned releases:", f"  {line}"]
 
 
-def answer_fields(checked: CheckedProgram) -> list[Field]:
+def answer_fields(checked: CheckedProgram) -> list[verdict.Field]:
     """The answer, which notebooks, JSON and MCP show whole, and a screen in part."""
     found = checked.found
     of = checked.needed or found
     run = predicted_phases(found) if isinstance(found, PredictedProgram) else []
     trained = (of.plan.configuration, of.plan.model) if isinstance(of, PredictedProgram) else ()
     if isinstance(found, Emulation) and isinstance(of, Emulation):
-        run = run_fields(found, of)
+        run = emulated_text.run_fields(found, of)
     return [
-        (ANSWER, ": ".join(verdict_texts(answer_of(found, checked.needed)))),
-        (READ_AS, _read_text(of)),
-        (CHANGE, " ".join(change_texts(checked))),
-        ("memory", memory_text(of.memory.breakdown) if of.memory else ""),
+        (verdict.ANSWER, ": ".join(verdict.verdict_texts(answer_of(found, checked.needed)))),
+        (verdict.READ_AS, _read_text(of)),
+        (verdict.CHANGE, " ".join(change_texts(checked))),
+        ("memory", verdict.memory_text(of.memory.breakdown) if of.memory else ""),
         ("cause", cause_of(of.memory, *trained) if of.memory else ""),
         *run,
         *_pace_fields(checked),
         ("source", _source(found)),
-        *((NOTE, note) for note in notes_of(checked)),
+        *((verdict.NOTE, note) for note in notes_of(checked)),
     ]
 
 
 def checked_lines(checked: CheckedProgram) -> list[str]:
     """The lines below the verdict, as many as a short answer has."""
     found, fields = checked.found, answer_fields(checked)
-    notes = [text for label, text in fields if label == NOTE]
+    notes = [text for label, text in fields if label == verdict.NOTE]
     better = checked.suggestion
-    apart = [ANSWER, READ_AS, CHANGE, "memory", "source", NOTE]
+    apart = [verdict.ANSWER, verdict.READ_AS, verdict.CHANGE, "memory", "source", verdict.NOTE]
     apart += ["cause"] if better is not None and found.fits else []
-    memory = field_lines(field for field in fields if field[0] == "memory" and not found.fits)
-    numbers = field_lines(field for field in fields if field[0] not in apart)
+    memory = verdict.field_lines(
+        field for field in fields if field[0] == "memory" and not found.fits
+    )
+    numbers = verdict.field_lines(field for field in fields if field[0] not in apart)
     is_whole = is_in_notebook()
-    room = (NOTEBOOK_LINES if is_whole else LINES) - 2 - len(numbers)
+    room = (verdict.NOTEBOOK_LINES if is_whole else verdict.LINES) - 2 - len(numbers)
     room -= len(_read_lines(checked.needed or found))
     # The whole change has the room that it needs; then the memory, a note and the places have it.
     spare = room - len(_change_lines(checked, 0))
     if better is not None:
-        spare = room - 1 - least_lines(better.change.difference)
+        spare = room - 1 - verdict.least_lines(better.change.difference)
     memory = memory[: max(0, spare)]
-    shown = [(NOTE, note) for note in (notes if is_whole else notes[:1])]
-    first = field_lines(shown, most=min(9 if is_whole else 2, spare - len(memory)))
+    shown = [(verdict.NOTE, note) for note in (notes if is_whole else notes[:1])]
+    first = verdict.field_lines(shown, most=min(9 if is_whole else 2, spare - len(memory)))
     change = _change_lines(checked, room - len(memory) - len(first))
     more = 0 if is_whole else len(notes) - bool(first)
-    source = field_lines([("source", with_more(_source(found), more))])
+    source = verdict.field_lines([("source", verdict.with_more(_source(found), more))])
     return [*memory, *change, *numbers, *source, *first]
 
 
-def predicted_phases(found: PredictedProgram) -> list[Field]:
+def predicted_phases(found: PredictedProgram) -> list[verdict.Field]:
     """The phase that ends a predicted program, and the peaks of its phases."""
     ran = sorted(found.phases.items(), key=lambda phase: -phase[1])
     shown = ", ".join(f"{phase} {significant(size / GIB)}" for phase, size in ran)
@@ -196,7 +162,9 @@ def _change_lines(checked: CheckedProgram, room: int) -> list[str]:
     """The change, in at most `room` lines."""
     found = checked.suggestion
     lines = [line for text in change_texts(checked) for line in prose(text).split("\n")]
-    return [*lines, *difference_lines(found.change.difference, room - 1)] if found else lines
+    return (
+        [*lines, *verdict.difference_lines(found.change.difference, room - 1)] if found else lines
+    )
 
 
 def change_texts(checked: CheckedProgram) -> list[str]:
@@ -229,7 +197,7 @@ def _otherwise(checked: CheckedProgram) -> Iterator[str]:
 
 
 def _size(of: RunAnswer) -> str:
-    return f"{significant(of.used_bytes / GIB)} GiB{interval_text(of.interval)}"
+    return f"{significant(of.used_bytes / GIB)} GiB{verdict.interval_text(of.interval)}"
 
 
 def _nothing_fits(checked: CheckedProgram) -> list[str]:
@@ -253,35 +221,35 @@ def _nothing_fits(checked: CheckedProgram) -> list[str]:
     ]
 
 
-def _pace_fields(checked: CheckedProgram) -> list[Field]:
+def _pace_fields(checked: CheckedProgram) -> list[verdict.Field]:
     """Speed, time and cost, with the change where the program does not fit without it."""
     base = checked.needed or checked.found
     pace, change = _pace_of(base), checked.suggestion
     if pace is None:
-        return [] if isinstance(base, Emulation) else [("speed", UNKNOWN_SPEED)]
+        return [] if isinstance(base, Emulation) else [("speed", verdict.UNKNOWN_SPEED)]
     changed_s = change.step_s if change is not None and not checked.found.fits else None
     run = base.run_time
     if changed_s is not None:
         run = run and run.slowed(changed_s / pace.step_s)
-        pace = Pace(changed_s, pace.samples, pace.tokens)
+        pace = verdict.Pace(changed_s, pace.samples, pace.tokens)
     rows = ""
     if isinstance(base, PredictedProgram):
         epochs = base.plan.schedule.epochs
         rows = f"{f' of {epochs:g} x the data' if epochs else ''} at full length"
     paid = gpus_of(base)
-    (label, speed), *others = pace_fields(pace, base.gpu, gpus=paid, run=run, rows=rows)
+    (label, speed), *others = verdict.pace_fields(pace, base.gpu, gpus=paid, run=run, rows=rows)
     return [(label, f"{speed} with the change" if changed_s is not None else speed), *others]
 
 
-def _pace_of(found: RunAnswer) -> Pace | None:
+def _pace_of(found: RunAnswer) -> verdict.Pace | None:
     """The pace of an answer; None when unknown."""
     if isinstance(found, PredictedProgram):
-        return Pace.of(found.prediction)
+        return verdict.Pace.of(found.prediction)
     if found.time is None:
         return None
     rows = sum(rows for rows, _ in found.inputs) * found.ranks or None
     tokens = sum(rows * tokens for rows, tokens in found.inputs) * found.ranks or None
-    return Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
+    return verdict.Pace(found.time.step_s, rows, tokens, found.time.interval_s, found.time.mfu)
 
 
 def _versions(found: RunAnswer) -> dict[str, str]:
@@ -295,7 +263,7 @@ def _source(found: RunAnswer) -> str:
     how = found.source
     if isinstance(found, Emulation):
         how = f"emulated, {found.steps} optimizer step{'s' * (found.steps != 1)} ran"
-    return source_text(how, _versions(found))
+    return verdict.source_text(how, _versions(found))
 
 
 def notes_of(checked: CheckedProgram) -> Iterator[str]:
@@ -303,7 +271,7 @@ def notes_of(checked: CheckedProgram) -> Iterator[str]:
     found = checked.needed or checked.found
     yield from checked.ignored
     if isinstance(found, Emulation):
-        yield from emulated_notes(found)
+        yield from emulated_text.emulated_notes(found)
         yield from checked.notes
         return
     plan = found.plan
@@ -335,17 +303,21 @@ def _print_all(checked: CheckedProgram) -> None:
     found, better = checked.found, checked.suggestion
     of = found if checked.needed is None or checked.needed.fits is None else checked.needed
     as_it_is = answer_fields(replace(checked, suggestion=None))
-    fields = [field for field in as_it_is if field[0] not in (ANSWER, READ_AS, CHANGE)]
+    fields = [
+        field
+        for field in as_it_is
+        if field[0] not in (verdict.ANSWER, verdict.READ_AS, verdict.CHANGE)
+    ]
     echo()
-    print_fields(with_details(fields, _details(of, answer_of(found, checked.needed))))
+    print_fields(verdict.with_details(fields, _details(of, answer_of(found, checked.needed))))
     time = of.time
     if of.memory is not None:
         print_parts(of.source, of.memory, time.breakdown_s if time else {})
     use = of.limiting if isinstance(of, Emulation) else None
     if use is not None and use.allocations:
         echo()
-        print_lines_of_code(use)
-    _print_log(checked, LINES)
+        emulated_text.print_lines_of_code(use)
+    _print_log(checked, verdict.LINES)
     echo()
     for text in change_texts(checked):
         echo(text)
@@ -361,7 +333,7 @@ def _print_all(checked: CheckedProgram) -> None:
         echo(f"{checked.source}, in {number}")
 
 
-def _details(found: RunAnswer, answer: Answer) -> list[Field]:
+def _details(found: RunAnswer, answer: verdict.Answer) -> list[verdict.Field]:
     """The program and its settings, and the numbers that only --verbose shows."""
     number = times_text(gpus_of(found), found.gpu.name)
     common = [
@@ -369,8 +341,8 @@ def _details(found: RunAnswer, answer: Answer) -> list[Field]:
         ("GPU", f"{number}, {format_size(found.gpu.memory_bytes)}"),
     ]
     if isinstance(found, Emulation):
-        room = "" if answer.reason else room_text(answer)
-        return [*common, ("verdict", room), *more_fields(found)]
+        room = "" if answer.reason else verdict.room_text(answer)
+        return [*common, ("verdict", room), *emulated_text.more_fields(found)]
     plan = found.plan
     return [
         *common,
@@ -386,7 +358,7 @@ def checked_to_dict(checked: CheckedProgram) -> dict[str, Any]:
     found = checked.suggestion
     return {
         "source": checked.source,
-        "answer": fields_dict(answer_fields(checked)),
+        "answer": verdict.fields_dict(answer_fields(checked)),
         "fits": checked.found.fits,
         "verdict": str(checked.found.verdict),
         "program": checked.found.to_dict(),
@@ -450,9 +422,9 @@ def print_largest(found: Largest, *, verbose: bool) -> None:
         echo("\n".join((change, *(f"note: {note}" for note in notes))))
         return
     fields = _pace_fields(checked) if found.found else []
-    fields.append(("source", with_more(_source(answer))))
-    below = field_lines([*fields, *((NOTE, note) for note in notes[:1])])
-    print_lines((*difference_lines(change, LINES - 2 - len(below)), *below))
+    fields.append(("source", verdict.with_more(_source(answer))))
+    below = verdict.field_lines([*fields, *((verdict.NOTE, note) for note in notes[:1])])
+    verdict.print_lines((*verdict.difference_lines(change, verdict.LINES - 2 - len(below)), *below))
 
 
 def _notes(found: Largest) -> Iterator[str]:

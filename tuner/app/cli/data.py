@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.cli import subcommand
-from tuner.app.cli.options import (
-    gathered,
-    json_option,
-    set_option,
-    space_option,
-    together,
-)
+from tuner.app.cli.options import gathered, json_option, set_option, space_option, together
 from tuner.core.errors import InputError
 from tuner.program.vocabulary import settings_for
 from tuner.report.terminal.render import count, echo, print_fields, print_json

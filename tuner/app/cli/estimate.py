@@ -13,19 +13,8 @@ from typing import Any
 import click
 
 from tuner.app.cause import cause_of
+from tuner.app.cli import options as opts
 from tuner.app.cli import subcommand
-from tuner.app.cli.options import (
-    any_gpu_options,
-    json_option,
-    margin_option,
-    model_option,
-    require_gpu,
-    results_option,
-    set_option,
-    setting_flags,
-    space_option,
-    verbose_option,
-)
 from tuner.app.device import find_gpu, profile_for
 from tuner.app.estimate import Estimate, asked, corrected, estimate_asked, exchanging_each
 from tuner.app.listener import quiet_libraries
@@ -36,39 +25,12 @@ from tuner.core.setup.distributed_knobs import SYNC
 from tuner.core.units import format_duration, format_size
 from tuner.predict.releases import predicted_stack
 from tuner.program.loops import LOOPS
+from tuner.report.terminal import verdict
 from tuner.report.terminal.evidence import evidence_fields, print_parts, print_rows_of_stages
 from tuner.report.terminal.progress import Waiting
 from tuner.report.terminal.render import print_fields, print_json
-from tuner.report.terminal.verdict import (
-    ANSWER,
-    LINES,
-    NOTE,
-    READ_AS,
-    UNKNOWN_SPEED,
-    Answer,
-    Field,
-    Pace,
-    bound_text,
-    field_lines,
-    fields_dict,
-    memory_text,
-    pace_fields,
-    print_lines,
-    print_verdict,
-    source_text,
-    verdict_texts,
-    with_details,
-    with_more,
-)
+from tuner.searches import facts
 from tuner.searches.cost import cost_of
-from tuner.searches.facts import (
-    SpaceFacts,
-    counted_gpus,
-    gpus_text,
-    paid_gpus,
-    stage_rows,
-    times_text,
-)
 from tuner.searches.store import write_atomically
 from tuner.space.models.trainable import model_defaults
 
@@ -79,22 +41,22 @@ from tuner.space.models.trainable import model_defaults
     "tuner estimate --model mistral-7b-v0.3 --gpu rtx4090 --qlora --batch-size 4",
     "tuner estimate --model qwen3-8b --gpu t4 --set load_in_8bit=true",
 )
-@space_option(required=False)
-@model_option(
+@opts.space_option(required=False)
+@opts.model_option(
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
-@any_gpu_options
+@opts.any_gpu_options
 @click.option(
     "--loop",
     type=click.Choice(LOOPS),
     help="Training loop whose defaults count, with --model.  [default: trl]",
 )
-@setting_flags()
-@set_option
-@margin_option
-@results_option
-@verbose_option
-@json_option
+@opts.setting_flags()
+@opts.set_option
+@opts.margin_option
+@opts.results_option
+@opts.verbose_option
+@opts.json_option
 def command(  # noqa: PLR0913 - one argument for each option
     *,
     space: str | None,
@@ -115,8 +77,8 @@ def command(  # noqa: PLR0913 - one argument for each option
     90 % interval spans the limit) or does not fit. Exit code 0 whether or not it fits: see `fits`.
     """
     if gpu_name is None:
-        require_gpu("--gpu-memory", gpu_memory)
-        require_gpu("--price", price)
+        opts.require_gpu("--gpu-memory", gpu_memory)
+        opts.require_gpu("--price", price)
     if space is None and model is None:
         raise click.UsageError("Missing option '--space' or '--model'.")
     if gpu_name is None:
@@ -167,64 +129,70 @@ def command(  # noqa: PLR0913 - one argument for each option
     _print(found, _fields(found, notes), verbose=verbose, as_json=as_json)
 
 
-def _answer_of(found: Estimate) -> Answer:
+def _answer_of(found: Estimate) -> verdict.Answer:
     prediction = found.prediction
-    answer = Answer(
+    answer = verdict.Answer(
         prediction.verdict,
         prediction.memory.device_bytes,
         prediction.budget,
-        times_text(counted_gpus(found.configuration), found.gpu.id),
+        facts.times_text(facts.counted_gpus(found.configuration), found.gpu.id),
         prediction.intervals.get("device_bytes"),
     )
     if answer.verdict is Verdict.UNKNOWN:
-        answer = replace(answer, reason=bound_text(answer))
+        answer = replace(answer, reason=verdict.bound_text(answer))
     return answer
 
 
-def _fields(found: Estimate, notes: Sequence[str]) -> list[Field]:
+def _fields(found: Estimate, notes: Sequence[str]) -> list[verdict.Field]:
     prediction, gpu, configuration = found.prediction, found.gpu, found.configuration
     limiting = found.stages.limiting if found.stages is not None else ""
-    cost = cost_of(prediction, configuration, SpaceFacts.of(found.space), gpu)
-    gpus, pace = paid_gpus(configuration, gpu), Pace.of(prediction)
+    cost = cost_of(prediction, configuration, facts.SpaceFacts.of(found.space), gpu)
+    gpus, pace = facts.paid_gpus(configuration, gpu), verdict.Pace.of(prediction)
     return [
-        (ANSWER, ": ".join(verdict_texts(_answer_of(found)))),
-        (READ_AS, found.read_as),
-        ("memory", "" if found.fits else memory_text(prediction.memory.breakdown)),
+        (verdict.ANSWER, ": ".join(verdict.verdict_texts(_answer_of(found)))),
+        (verdict.READ_AS, found.read_as),
+        ("memory", "" if found.fits else verdict.memory_text(prediction.memory.breakdown)),
         ("cause", cause_of(prediction.memory, configuration, str(found.space.predicted_model()))),
         ("stage", f"{limiting} needs the most memory" if limiting else ""),
-        *(pace_fields(pace, gpu, gpus=gpus, cost=cost) or [("speed", UNKNOWN_SPEED)]),
-        ("source", source_text(str(prediction.source), predicted_stack())),
-        *((NOTE, note) for note in notes),
+        *(
+            verdict.pace_fields(pace, gpu, gpus=gpus, cost=cost)
+            or [("speed", verdict.UNKNOWN_SPEED)]
+        ),
+        ("source", verdict.source_text(str(prediction.source), predicted_stack())),
+        *((verdict.NOTE, note) for note in notes),
     ]
 
 
-def _print(found: Estimate, fields: list[Field], *, verbose: bool, as_json: bool) -> None:
+def _print(found: Estimate, fields: list[verdict.Field], *, verbose: bool, as_json: bool) -> None:
     """The verdict, then speed, time and cost; everything with `verbose`."""
     if as_json:
-        print_json({**found.to_dict(), "answer": fields_dict(fields)})
+        print_json({**found.to_dict(), "answer": verdict.fields_dict(fields)})
         return
     prediction, configuration = found.prediction, found.configuration
-    print_verdict(_answer_of(found))
+    verdict.print_verdict(_answer_of(found))
     if not verbose:
-        lines = field_lines(
-            (label, with_more(text) if label == "source" else text) for label, text in fields[1:]
+        lines = verdict.field_lines(
+            (label, verdict.with_more(text) if label == "source" else text)
+            for label, text in fields[1:]
         )
-        print_lines(lines[: LINES - 1])
+        verdict.print_lines(lines[: verdict.LINES - 1])
         return
     details = [
-        (READ_AS, found.read_as),
+        (verdict.READ_AS, found.read_as),
         ("model", str(found.space.model)),
-        ("GPU", gpus_text(configuration, found.gpu)),
+        ("GPU", facts.gpus_text(configuration, found.gpu)),
         ("settings", settings_text(configuration)),
         *evidence_fields(prediction, prediction.budget, predicted_stack()),
     ]
-    print_fields(with_details(fields[1:], details))
+    print_fields(verdict.with_details(fields[1:], details))
     breakdown_s = found.speed.breakdown_s if found.speed else {}
     print_parts(prediction.source, prediction.memory, breakdown_s)
     if found.stages is None:
         return
-    space, source = SpaceFacts.of(found.space), str(prediction.source)
-    print_rows_of_stages(stage_rows(prediction, configuration, space, prediction.budget), source)
+    space, source = facts.SpaceFacts.of(found.space), str(prediction.source)
+    print_rows_of_stages(
+        facts.stage_rows(prediction, configuration, space, prediction.budget), source
+    )
     together = []
     if found.stages.epoch_s is not None:
         together.append(("one epoch of each", format_duration(found.stages.epoch_s)))

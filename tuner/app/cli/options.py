@@ -48,11 +48,6 @@ def _size(text: str, option: str) -> int:
     return parse_bytes(text, what=option)
 
 
-def _memory_limit(text: str, option: str) -> int:
-    """A size in bytes, or `LIMIT_OF_TYPE` for "auto"."""
-    return LIMIT_OF_TYPE if text.strip().lower() == "auto" else _size(text, option)
-
-
 def _duration(text: str, option: str) -> float:
     """Seconds, typed as 90s, 5min or 1h30m; a bare number is seconds."""
     match = _DURATION.fullmatch(text.replace(" ", "").lower())
@@ -108,7 +103,10 @@ def _finite(text: str) -> float | None:
 
 
 SIZE = _Parsed("size", _size)
-MEMORY_LIMIT = _Parsed("size", _memory_limit)
+MEMORY_LIMIT = _Parsed(
+    "size",
+    lambda text, option: LIMIT_OF_TYPE if text.strip().lower() == "auto" else _size(text, option),
+)
 DURATION = _Parsed("duration", _duration)
 
 

@@ -11,20 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from tuner.app.applying import applying, export_recommended
+from tuner.app.cli import options as opts
 from tuner.app.cli import subcommand
 from tuner.app.cli.answers import measure_command, print_answers, use_commands, verify_command
-from tuner.app.cli.options import (
-    choice_options,
-    gathered,
-    gpu_options,
-    json_option,
-    model_option,
-    objective_option,
-    results_option,
-    space_option,
-    together,
-    where_option,
-)
 from tuner.app.recommendation import Criteria, answers, nothing_fits_error, recommended
 from tuner.app.target import (
     ALL,
@@ -41,14 +30,8 @@ from tuner.core.records import TrialRecord
 from tuner.core.units import format_size
 from tuner.program.changes import Change
 from tuner.program.export import FORMATS
+from tuner.report.terminal import front
 from tuner.report.terminal.evidence import more_text, print_comparison, print_evidence, print_stages
-from tuner.report.terminal.front import (
-    counts_text,
-    print_front,
-    print_recommendation,
-    recommended_fields,
-    record_dict,
-)
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.report.terminal.verdict import fields_dict
 from tuner.searches.best import check_text
@@ -93,14 +76,14 @@ class _Selected:
 
 def target_options(function: _Decorated) -> _Decorated:
     """`--space`, `--gpu`, `--gpu-memory`, `--price`, `--model` and `--results` as `selected`."""
-    model = model_option("Model the search was run with, if you overrode it.")
-    options = together(space_option(), gpu_options, model, results_option)
-    return options(gathered(function, "selected", _Selected))
+    model = opts.model_option("Model the search was run with, if you overrode it.")
+    options = opts.together(opts.space_option(), opts.gpu_options, model, opts.results_option)
+    return options(opts.gathered(function, "selected", _Selected))
 
 
 def criteria_options(function: _Decorated) -> _Decorated:
     """`--where`, `--max-memory`, `--headroom` and `--objective` as `criteria`."""
-    return choice_options(gathered(function, "criteria", Criteria))
+    return opts.choice_options(opts.gathered(function, "criteria", Criteria))
 
 
 @subcommand(
@@ -110,7 +93,7 @@ def criteria_options(function: _Decorated) -> _Decorated:
 )
 @target_options
 @criteria_options
-@json_option
+@opts.json_option
 def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
     """Print the fastest configuration that fits, from a finished search.
 
@@ -129,13 +112,13 @@ def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
     measure = measure_command(target, best)
     if as_json:
         commands = {"use": list(use), "measure": measure}
-        answer = fields_dict(recommended_fields(best))
+        answer = fields_dict(front.recommended_fields(best))
         print_json({"by_gpus": [], **best.to_dict(), **commands, "answer": answer})
         return
     echo(f"{target.space.name} on {target.gpu.name}: {target.space.subject_of(best.configuration)}")
     if target.known != target.folder:
         echo("from the results that come with tuner; nothing was searched here")
-    print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
+    front.print_recommendation(best, use=use, measure=measure, verify=verify_command(target, best))
 
 
 @subcommand(
@@ -146,9 +129,9 @@ def best(*, selected: _Selected, criteria: Criteria, as_json: bool) -> None:
 )
 @click.argument("trial_id", metavar="[TRIAL]", required=False)
 @target_options
-@where_option
-@objective_option
-@json_option
+@opts.where_option
+@opts.objective_option
+@opts.json_option
 def show(
     *,
     trial_id: str | None,
@@ -174,7 +157,7 @@ def show(
                 "conditions": list(view.conditions),
                 "trials": len(view.records),
                 "objectives": [objective.name for objective in view.objectives],
-                "front": [record_dict(record) for record in view.front],
+                "front": [front.record_dict(record) for record in view.front],
                 "best": view.best.to_dict() if view.best else None,
             }
         )
@@ -184,7 +167,7 @@ def show(
             ("space", f"{target.space.name}: {target.space.subject}"),
             ("GPU", target.gpu.name),
             ("where", all_of(view.conditions)),
-            ("of all", counts_text(view.records)),
+            ("of all", front.counts_text(view.records)),
             ("stale", f"{stale_text(old, records)} left out" if old else ""),
         ]
     )
@@ -192,14 +175,14 @@ def show(
         met = [r for r in view.records if target.space.matches(r.configuration, where)]
         raise nothing_fits_error(target, met, view.conditions)
     echo()
-    print_front(view)
+    front.print_front(view)
 
 
 def _show_trial(
     target: Target, record: TrialRecord, old: Sequence[TrialRecord], *, as_json: bool
 ) -> None:
     if as_json:
-        print_json(record_dict(record))
+        print_json(front.record_dict(record))
         return
     outcome = record.outcome
     print_fields(
@@ -250,8 +233,8 @@ def _find(records: Sequence[TrialRecord], trial_id: str) -> TrialRecord:
     "tuner report --space qlora27b --gpu a6000,t4    # or all, beside each other",
 )
 @target_options
-@where_option
-@json_option
+@opts.where_option
+@opts.json_option
 def report(*, selected: _Selected, where: tuple[str, ...], as_json: bool) -> int:
     """Rewrite report.html, pareto.png, pareto.csv and best.yaml from the journal.
 

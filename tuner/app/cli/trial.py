@@ -8,29 +8,13 @@ from typing import Any
 
 import click
 
+from tuner.app import measuring
+from tuner.app.cli import options as opts
 from tuner.app.cli import subcommand
 from tuner.app.cli.data import DataFile, data_options
-from tuner.app.cli.options import (
-    MEMORY_LIMIT,
-    SIZE,
-    json_option,
-    margin_option,
-    model_option,
-    search_options,
-    set_option,
-    space_option,
-)
 from tuner.app.device import AUTO, CPU, LocalGpu, find_gpu, is_cpu, local_gpus, profile_for
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
-from tuner.app.measuring import (
-    Measuring,
-    cpu_share,
-    emulating,
-    limit_of,
-    on_processor,
-    require_one_machine,
-)
 from tuner.app.search.supported import is_predicted, require_lengths, require_supported, trial_job
 from tuner.core.errors import (
     EXIT_BAD_INPUT,
@@ -54,14 +38,7 @@ from tuner.core.records import (
 from tuner.core.setup.distributed_knobs import gpus_per_trial, machines
 from tuner.core.units import format_duration, format_size
 from tuner.emulator.here import is_emulated
-from tuner.report.terminal.evidence import (
-    more_text,
-    params_text,
-    print_comparison,
-    print_ran,
-    print_stages,
-    verdict_text,
-)
+from tuner.report.terminal import evidence
 from tuner.report.terminal.render import echo, print_fields, print_json
 from tuner.searches.facts import SpaceFacts, gpus_text, ranks_text
 from tuner.searches.options import Mode, SearchOptions
@@ -78,8 +55,8 @@ from tuner.trial.base import outcome_versions
     "tuner trial --space qlora27b --gpu a6000 --mode emulate",
     "tuner trial --space qlora27b --data train.jsonl --length-column n_tokens",
 )
-@space_option(required=False)
-@model_option(
+@opts.space_option(required=False)
+@opts.model_option(
     "Model to use instead of the space's; without --space, all settings have their defaults."
 )
 @click.option(
@@ -95,18 +72,20 @@ from tuner.trial.base import outcome_versions
     metavar="GPU",
     help="GPU type of the device, or the one it stands in for.  [default: the device's own]",
 )
-@click.option("--gpu-memory", type=SIZE, metavar="SIZE", help="Memory of the GPU, such as 80GiB.")
+@click.option(
+    "--gpu-memory", type=opts.SIZE, metavar="SIZE", help="Memory of the GPU, such as 80GiB."
+)
 @click.option(
     "--memory-limit",
-    type=MEMORY_LIMIT,
+    type=opts.MEMORY_LIMIT,
     metavar="SIZE",
     help="Memory that the trial may use, such as 24GiB; auto: that of --gpu.",
 )
-@search_options("budget_s", "timeout_s", "weights", "lengths", "whole_steps")
+@opts.search_options("budget_s", "timeout_s", "weights", "lengths", "whole_steps")
 @data_options
-@margin_option
-@set_option
-@json_option
+@opts.margin_option
+@opts.set_option
+@opts.json_option
 def command(  # noqa: PLR0913 - one argument for each option that is not about how to measure
     *,
     space: str | None,
@@ -154,7 +133,7 @@ def with_data(
 
 def device_type(
     options: SearchOptions, device: str | None, gpu_name: str | None, gpu_memory: int | None
-) -> tuple[Gpu, Measuring]:
+) -> tuple[Gpu, measuring.Measuring]:
     """The GPU type that is asked about, and the device that the trial runs on.
 
     Without `device` it is the processor for `--gpu cpu`, else the first GPU. Raises
@@ -173,7 +152,7 @@ def device_type(
                 hint="leave --device out",
             )
         gpu = find_gpu(gpu_name, memory_bytes=gpu_memory)
-        return gpu, emulating(gpu, options.memory_limit)
+        return gpu, measuring.emulating(gpu, options.memory_limit)
     device = device or (CPU if named == CPU else "cuda:0")
     if device == CPU:
         if named not in (None, CPU):
@@ -182,7 +161,7 @@ def device_type(
                 hint="`tuner estimate` predicts for it",
             )
         gpu = find_gpu(CPU, memory_bytes=gpu_memory)
-        return gpu, on_processor(gpu, options.memory_limit)
+        return gpu, measuring.on_processor(gpu, options.memory_limit)
     found = _cuda_device(device)
     if named in (None, AUTO) and found.gpu is not None:
         gpu = as_told(found.gpu, memory_bytes=gpu_memory, price_usd_per_hour=None)
@@ -190,13 +169,13 @@ def device_type(
         gpu = find_gpu(gpu_name or AUTO, memory_bytes=gpu_memory)
     if is_cpu(gpu):
         raise InputError(f"--gpu cpu is a processor, but --device {device} is not")
-    return gpu, Measuring(
+    return gpu, measuring.Measuring(
         device,
         (found.name,),
         (found.total_bytes,),
-        {"CPU": float(cpu_share(len(local_gpus())))},
+        {"CPU": float(measuring.cpu_share(len(local_gpus())))},
         local=(found.index,),
-        memory_limit_bytes=limit_of(gpu, options.memory_limit, found.total_bytes),
+        memory_limit_bytes=measuring.limit_of(gpu, options.memory_limit, found.total_bytes),
         stands_in=found.gpu is None or found.gpu.id != gpu.id,
         emulated=is_emulated(),
     )
@@ -222,7 +201,7 @@ class Trial:
 
     space: SearchSpace
     gpu: Gpu
-    trials_on: Measuring
+    trials_on: measuring.Measuring
     record: TrialRecord
 
     @property
@@ -256,7 +235,7 @@ def run_trial(
     space: SearchSpace,
     configuration: Configuration,
     gpu: Gpu,
-    trials_on: Measuring,
+    trials_on: measuring.Measuring,
     options: SearchOptions,
     data: DataFacts,
 ) -> Trial:
@@ -273,7 +252,7 @@ def run_trial(
     elif space.predictable:
         require_supported(configuration, gpu)
     if space.predictable:
-        require_one_machine(machines(configuration))
+        measuring.require_one_machine(machines(configuration))
     job = dataclasses.replace(trial_job(space, gpu, margin_fraction, profile), data=data)
     trials_on = dataclasses.replace(trials_on, gpus=gpus_per_trial(configuration))
     how = measure_options(trials_on, options, None)
@@ -311,17 +290,17 @@ def print_trial(trial: Trial) -> None:
             ("numbers", trial.trials_on.text(trial.gpu)),
             ("status", f"{ended}, after {format_duration(outcome.duration_s)}"),
             ("message", outcome.message),
-            ("verdict", verdict_text(ran, record.budget) if ran else str(misfit)),
+            ("verdict", evidence.verdict_text(ran, record.budget) if ran else str(misfit)),
             ("ranks", ranks_text(ran) if ran else ""),
-            ("parameters", params_text(ran) if ran else ""),
-            ("more", more_text(ran) if ran else ""),
+            ("parameters", evidence.params_text(ran) if ran else ""),
+            ("more", evidence.more_text(ran) if ran else ""),
             ("notes", "; ".join(getattr(ran, "notes", ()))),
         ]
     )
-    print_stages(record, SpaceFacts.of(trial.space))
+    evidence.print_stages(record, SpaceFacts.of(trial.space))
     if outcome.prediction is not None:
         echo()
-        print_comparison(outcome.prediction, ran, record.source)
+        evidence.print_comparison(outcome.prediction, ran, record.source)
     elif ran is not None:
         echo()
-        print_ran(ran)
+        evidence.print_ran(ran)

@@ -10,20 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from tuner.app.cli import options as opts
 from tuner.app.cli import subcommand
 from tuner.app.cli.answers import print_all_searched, print_searched
-from tuner.app.cli.options import (
-    emulated_gpu_options,
-    gpu_options,
-    json_option,
-    margin_option,
-    model_option,
-    results_option,
-    search_options,
-    set_option,
-    space_option,
-    typed,
-)
 from tuner.app.cli.results import write_asked
 from tuner.app.listener import quiet_libraries
 from tuner.app.target import Target, gpu_names, load_targets
@@ -50,13 +39,13 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
     "tuner search --space qlora27b --gpu a6000,t4,h100_sxm --address auto",
     "tuner search --space qlora27b --gpu auto --max-cost 2",
 )
-@space_option()
-@gpu_options
-@model_option("Model to use instead of the space's.")
-@search_options()
+@opts.space_option()
+@opts.gpu_options
+@opts.model_option("Model to use instead of the space's.")
+@opts.search_options()
 @click.option("--quiet", is_flag=True, help="Print the result only.")
-@results_option
-@json_option
+@opts.results_option
+@opts.json_option
 def search(  # noqa: PLR0913 - one argument for each option that is not about how to search
     *,
     space: str,
@@ -101,7 +90,7 @@ def run_search(
     printer = Printer(err=as_json, quiet=quiet)
     with quiet_libraries():
         plans = make_plans(targets, options)
-        found = run_plans(plans, command=shlex.join(["tuner", *typed()]), listener=printer)
+        found = run_plans(plans, command=shlex.join(["tuner", *opts.typed()]), listener=printer)
     ran = [one for one in found if isinstance(one, SearchedGpu)]
     if len(found) == 1:
         print_searched(ran[0], as_json=as_json)
@@ -132,7 +121,7 @@ _OF_TRIALS = {
     "tuner tune train.py --gpu a6000 --knob micro_batch --knob lora_rank=16,32,64",
     "tuner tune --gpu h100_sxm -- train.py --epochs 3",
 )
-@emulated_gpu_options
+@opts.emulated_gpu_options
 @click.option(
     "--knob",
     "knobs",
@@ -165,8 +154,8 @@ _OF_TRIALS = {
     is_flag=True,
     help="With --predict: write the change into the program's files, after a question.",
 )
-@model_option("With --predict: the model, if the program doesn't name it.")
-@set_option
+@opts.model_option("With --predict: the model, if the program doesn't name it.")
+@opts.set_option
 @click.option(
     "--space",
     "space_path",
@@ -174,10 +163,10 @@ _OF_TRIALS = {
     metavar="FILE",
     help="Where to write the search space. [default: tune-PROGRAM.yaml]",
 )
-@margin_option
+@opts.margin_option
 @click.option("--quiet", is_flag=True, help="Print the result only.")
-@results_option
-@json_option
+@opts.results_option
+@opts.json_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def tune(  # noqa: PLR0913 - one argument for each option
     *,

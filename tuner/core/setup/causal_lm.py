@@ -195,6 +195,8 @@ class Loss(Group):
 
 
 OFFLOAD_ACTIVATIONS = "activation_offloading"
+WITHOUT_CHECKPOINTING = "set gradient_checkpointing to false"
+"""The remedy for models whose layers can't be recomputed."""
 
 
 @dataclass(frozen=True, slots=True)

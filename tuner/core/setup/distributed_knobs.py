@@ -197,11 +197,6 @@ class Parallelism:
         return ZERO_STAGES.get(self.strategy, 0) if self.ranks > 1 else 0
 
     @property
-    def casts_weights(self) -> bool:
-        """True if mixed precision casts the weights instead of using autocast."""
-        return self.is_sharded or self.zero_stage > 0
-
-    @property
     def shares_weights(self) -> bool:
         """True if no device holds the whole model."""
         return self.is_sharded or self.zero_stage == ZERO_STAGES["zero3"]

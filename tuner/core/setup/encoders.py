@@ -46,7 +46,7 @@ class Samples(Group):
         "scale of the LoRA adapters: no effect on memory or time",
         default_rule="2 * lora_rank", minimum=1)
     lora_targets: tuple[str, ...] = knob("lora_targets", ALL_LINEAR, "modules that get an adapter")
-    gradient_checkpointing: bool = knob("gradient_checkpointing", True,
+    checkpointing: bool = knob("gradient_checkpointing", True,
         "recompute each layer's activations in the backward pass instead of keeping them")
     channels: tuple[str, ...] = knob("channels", ("text",),
         "texts of a sample; each has its own encoder")

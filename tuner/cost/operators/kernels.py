@@ -60,15 +60,6 @@ def attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *, ca
     return flops // 2 if causal else flops
 
 
-def attention_shape(query: torch.Size, key: torch.Size) -> tuple[int, int, int, int]:
-    """(batch x heads, queries, keys, head_dim) of tensors [batch, heads, length, head_dim].
-
-    Heads are those of the queries: each is computed on its own, also where keys are shared.
-    """
-    batch, heads, queries, head_dim = query
-    return batch * heads, queries, key[-2], head_dim
-
-
 def fused_attention(
     *,
     causal_at: int,
@@ -86,11 +77,13 @@ def fused_attention(
         query, key, value = args[backward : backward + 3]
         causal = bool(args[causal_at]) if len(args) > causal_at else False
         flops = attention_flops(query.shape, key.shape, value.shape, causal=causal)
+        # Heads are those of the queries: each is computed on its own, also where keys are shared.
+        batch, heads, queries, head_dim = query.shape
         return _LeafKernel(
             "attention",
             # Backward takes five products instead of two: S and P again, dV, dP, dQ, dK.
             flops=flops * 5 // 2 if backward else flops,
-            shape=attention_shape(query.shape, key.shape),
+            shape=(batch * heads, queries, key.shape[-2], head_dim),
             workspace_bytes=workspace(query, key),
             has_mask=mask_at is not None and args[mask_at] is not None,
         )

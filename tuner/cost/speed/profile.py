@@ -82,13 +82,10 @@ class AttentionRate:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """Everything that was measured on one device, with what it is and what measured it.
+class _Measured:
+    """The device that was measured, and what measured it.
 
-    `gpu` is the catalogue's id, None for a device that is not in it. `context_bytes` is device
-    memory of the process beyond what torch reserved, after all kernels here had been loaded;
-    None where the driver does not tell. `kernel_s` is the shortest time of a kernel, `launch_s`
-    the host's time to issue one operator from Python, autograd included.
+    `gpu` is the catalogue's id, None for a device that is not in it.
     """
 
     device: Text
@@ -97,6 +94,17 @@ class DeviceProfile:
     compute_capability: Text | None
     measured_at: Text
     versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile(_Measured):
+    """Everything that was measured on one device.
+
+    `context_bytes` is device memory of the process beyond what torch reserved, after all kernels
+    here had been loaded; None where the driver does not tell. `kernel_s` is the shortest time of a
+    kernel, `launch_s` the host's time to issue one operator from Python, autograd included.
+    """
+
     launch_s: Positive
     kernel_s: Positive
     context_bytes: Bytes | None

@@ -87,12 +87,6 @@ class Host(NamedTuple):
     slowest_s: float
 
 
-def host_of(gpu: Gpu, launch_s: float) -> Host:
-    """The host of a GPU type, where a usual one takes `launch_s` for a launch."""
-    found = HOSTS.get(gpu.id, LAUNCH_S) / LAUNCH_S * launch_s
-    return Host(found, min(FASTEST_S, found), max(SLOWEST_S, found))
-
-
 def launches_of(names: NDArray[np.str_]) -> NDArray[np.float64]:
     """Launches that each operator takes, by its name."""
     return np.where(names == _INT8, 1.0 + INT8_LAYER, 1.0)
@@ -226,7 +220,8 @@ class Roofline:
 
     def host(self, gpu: Gpu) -> Host:
         """See `KernelTimes.host`."""
-        return host_of(gpu, self._efficiency.launch_s)
+        found = HOSTS.get(gpu.id, LAUNCH_S) / LAUNCH_S * self._efficiency.launch_s
+        return Host(found, min(FASTEST_S, found), max(SLOWEST_S, found))
 
     def seconds(
         self, works: WorkArrays, gpu: Gpu, *, allow_tf32: bool, streams: bool = False

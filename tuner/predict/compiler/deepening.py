@@ -93,8 +93,7 @@ def optimizer_steps(
     name: str, parameters: Sequence[tuple[int, str]], *, clip: bool, scaled: bool
 ) -> OptimizerSteps:
     """Two steps of an optimizer over parameters of these sizes and kinds, in their order."""
-    traced = trace_optimizer(name, parameters, max_grad_norm=float(clip), scaled=scaled)
-    return OptimizerSteps.of(traced)
+    return OptimizerSteps.of(trace_optimizer(name, parameters, clip=clip, scaled=scaled))
 
 
 _Traced = Callable[[Any, Probe], Trace]

@@ -24,10 +24,7 @@ VARIABLE_KNOBS = ("micro_batch", "max_length", "lora_rank")
 the batch of an evaluation."""
 
 HOST_KNOBS = frozenset(
-    {
-        "n_positives",
-        *(term.name for term in (*Process.terms(), *Loader.terms(), *Ranks.terms())),
-    }
+    {"n_positives", *(term.name for term in (*Process.terms(), *Loader.terms(), *Ranks.terms()))}
     - {"liger"}
 )
 """Knobs that a traced step does not see: what feeds it, how many pairs an epoch has, and the ranks

@@ -80,11 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self,
-        *,
-        workspace_bytes: int,
-        vocab_size: int | None = None,
-        padded: bool = False,
+        self, *, workspace_bytes: int, vocab_size: int | None = None, padded: bool = False
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = Timeline()

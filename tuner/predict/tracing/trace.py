@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointError
 from tuner.core.errors import InputError, TunerError
 from tuner.core.meanwhile import without_collection
 from tuner.core.records import Configuration, MemoryCategory, Phase
+from tuner.core.setup.causal_lm import WITHOUT_CHECKPOINTING
 from tuner.core.setup.distributed_knobs import Parallelism
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.operators.timeline import Timeline
@@ -155,13 +156,9 @@ ZERO_ROUNDS = 3
 
 
 def trace_optimizer(
-    name: str,
-    trainable: Sequence[tuple[int, str]],
-    *,
-    max_grad_norm: float,
-    scaled: bool = False,
+    name: str, trainable: Sequence[tuple[int, str]], *, clip: bool, scaled: bool = False
 ) -> Timeline:
-    """Trace two optimizer steps, clipping included, on parameters of these sizes and kinds alone.
+    """Trace two optimizer steps on parameters of these sizes and kinds alone.
 
     `scaled` gradients, those of a loss that was scaled for fp16, are divided by the scale first.
 
@@ -185,8 +182,8 @@ def trace_optimizer(
             recorder.enter(Phase.OPTIMIZER, step, 0)
             if scaled:
                 unscale_without_data(parameters)
-            if max_grad_norm > 0:
-                torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            if clip:
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             _label_optimizer_state(recorder, optimizer)
     return recorder.timeline
@@ -250,11 +247,7 @@ def _label_optimizer_state(recorder: Recorder, optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _packages_on_meta(recorder: Recorder, path: CudaPath) -> Iterator[None]:
-    with (
-        _optimizers_on_meta(recorder),
-        flash_attention_on_meta(path),
-        library_calls_on_meta(path),
-    ):
+    with _optimizers_on_meta(recorder), flash_attention_on_meta(path), library_calls_on_meta(path):
         yield
 
 
@@ -320,7 +313,7 @@ def _model_faults(model_config: Any) -> Iterator[None]:
         raise InputError(
             f"a training step of this {model_config.model_type} model cannot be traced with "
             "gradient checkpointing: its recomputation is not what its forward pass was",
-            hint="set gradient_checkpointing to false",
+            hint=WITHOUT_CHECKPOINTING,
         ) from error
     except Exception as error:
         place = _in_model_code(error.__traceback__) or _in_signature(error)

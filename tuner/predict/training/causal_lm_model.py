@@ -6,7 +6,7 @@ by peft. A trace and a real run execute this same code; where they differ, a mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -15,18 +15,16 @@ import torch
 from torch import nn
 
 from tuner.core.errors import InputError, unknown
-from tuner.core.setup.causal_lm import BLOCKS, LORA_FA, PEFT_METHODS, PEFT_OPTIONS
-from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training import Environment, Machine
-from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.predict.training.losses import (
-    apply_liger,
-    fused_cross_entropy,
-    use_chunked_loss,
-    use_liger_loss,
-    use_liger_shapes,
-    use_loss,
+from tuner.core.setup.causal_lm import (
+    BLOCKS,
+    LORA_FA,
+    PEFT_METHODS,
+    PEFT_OPTIONS,
+    WITHOUT_CHECKPOINTING,
 )
+from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
+from tuner.predict.training import Environment, Machine, losses
+from tuner.predict.training.causal_lm_settings import TrainingSetup
 from tuner.predict.training.parallel import (
     decoder_layers,
     keep_on_host,
@@ -73,7 +71,7 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
     settings.check_machine(environment.device)
     model, on_host = _with_weights(model_config, settings, environment)
     if settings.process.liger:
-        apply_liger(model)
+        losses.apply_liger(model)
     _share_weights(model, settings, environment)
     # Adapters are made where they will be, or beside what will be sharded.
     made_on = environment.device
@@ -146,14 +144,14 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
             raise _build_error(error, settings.update.attention) from error
         _use_loss(model, settings, real=real)
         if "fused_norms" in settings.ways or (settings.process.liger and not real):
-            use_liger_shapes(model, gated=settings.process.liger)
+            losses.use_liger_shapes(model, gated=settings.process.liger)
         if "fused_attention" in settings.ways:
             with_fused_attention(model)
         if settings.precision.is_quantized:
             quantize_linears(
                 model,
                 precision=settings.precision.weights,
-                compute_dtype=settings.load_dtype,
+                dtype=settings.load_dtype,
                 double_quant=settings.precision.double_quant,
                 skipped=skipped,
                 storage=settings.quant_storage,
@@ -191,13 +189,13 @@ def _use_loss(model: Any, settings: TrainingSetup, *, real: bool) -> None:
     if settings.examples.labels:
         return
     if settings.loss.kind == "chunked":
-        use_chunked_loss(model, real=real)
+        losses.use_chunked_loss(model, real=real)
         return
     if settings.loss.kind == "liger":
-        use_liger_loss(model)
+        losses.use_liger_loss(model)
         return
-    kernel = fused_cross_entropy() if real and settings.loss.fused else None
-    use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
+    kernel = losses.fused_cross_entropy() if real and settings.loss.fused else None
+    losses.use_loss(model, settings.loss.kind, fused=settings.loss.fused, kernel=kernel)
 
 
 def _prepare(
@@ -207,7 +205,7 @@ def _prepare(
     if settings.recompute.enabled and not model.supports_gradient_checkpointing:
         raise InputError(
             f"{type(model).__name__} of transformers has no gradient checkpointing",
-            hint="set gradient_checkpointing to false",
+            hint=WITHOUT_CHECKPOINTING,
         )
     checkpointing: dict[str, Any] = {"use_reentrant": settings.recompute.reentrant}
     # Reentrant checkpoints take no other options.
@@ -362,11 +360,13 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
         targets = ", ".join(settings.adapter.targets)
         missing = "not found in the base model" in str(error)
         said = " ".join(str(error).split())[:300]
+        linears = (name for name, m in model.named_modules() if isinstance(m, nn.Linear))
+        names = sorted({name.rpartition(".")[2] for name in linears} - {"lm_head"})
         raise InputError(
             f"lora_targets {targets} do not exist in the model"
             if missing
             else f"peft cannot put adapters on lora_targets {targets}: {said}",
-            hint=f"its linear layers are: {', '.join(linear_names(model))}",
+            hint=f"its linear layers are: {', '.join(names)}",
         ) from error
     adapted.without_adapters = bare
     if settings.adapter.kind == LORA_FA:  # peft's create_lorafa_optimizer
@@ -400,16 +400,6 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
                 f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
                 hint="give it an adapter, or set precision to bf16, fp16 or fp32",
             )
-
-
-def linear_names(model: nn.Module) -> list[str]:
-    """The last name parts of all linear layers but the output head, sorted."""
-    names: Iterable[str] = (
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    )
-    return sorted(set(names) - {"lm_head"})
 
 
 _SAME = (

@@ -98,10 +98,7 @@ class TrainingSetup(Setup):
         if self.update.max_grad_norm:
             yield f"{IN_BACKWARD} has no norm of all gradients", "set max_grad_norm to 0"
         if self.precision.autocast == "fp16":
-            yield (
-                f"{IN_BACKWARD} is not predicted with a scaler",
-                "set mixed_precision to bf16",
-            )
+            yield (f"{IN_BACKWARD} is not predicted with a scaler", "set mixed_precision to bf16")
         if self.parallelism.ranks > 1 and not self.parallelism.is_sharded:
             yield f"{IN_BACKWARD} is predicted on one GPU or FSDP2 only", "emulate the program"
 
@@ -113,7 +110,8 @@ class TrainingSetup(Setup):
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of autocast, or None without: FSDP2 and DeepSpeed cast weights."""
-        return None if self.parallelism.casts_weights else self._mixed_dtype
+        casts_weights = self.parallelism.is_sharded or self.parallelism.zero_stage > 0
+        return None if casts_weights else self._mixed_dtype
 
     @property
     def _mixed_dtype(self) -> torch.dtype | None:
@@ -132,7 +130,7 @@ class TrainingSetup(Setup):
             stage=self.parallelism.zero_stage,
             micro_batch=self.batch.micro,
             grad_accum=self.batch.accumulation,
-            max_grad_norm=self.update.max_grad_norm,
+            gradient_clipping=self.update.max_grad_norm,
             mixed_precision=self.precision.autocast,
             reduce_bucket_size=self.ranks.bucket,
         )
@@ -146,8 +144,8 @@ class TrainingSetup(Setup):
     def load_dtype(self) -> torch.dtype:
         """The dtype of weights that are not quantised.
 
-        Beside quantised layers it is the compute dtype: unless `compute_dtype` names one, that
-        of autocast, else bfloat16.
+        Beside quantised layers it is the compute dtype: unless the configuration names one,
+        that of autocast, else bfloat16.
         """
         precision = self.precision
         word = precision.compute if precision.is_quantized else precision.weights

@@ -28,7 +28,6 @@ from tuner.predict.training.encoders import (
     enable_checkpointing,
     initialise_positions,
     initialiser,
-    lora_config,
     mean_pooled,
     names,
     require_positions,
@@ -269,16 +268,11 @@ def _build(
     environment.materialize(model)
     if isinstance(environment, Machine):
         initialise_positions(model)
-    adapters = lora_config(
-        names(settings.knobs.lora_targets),
-        rank=settings.knobs.lora_rank,
-        alpha=settings.knobs.lora_alpha,
-        dropout=settings.step.lora_dropout,
-    )
+    adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
     for number, encoder in enumerate(model.encoders):
-        if settings.knobs.gradient_checkpointing:
+        if settings.knobs.checkpointing:
             enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
         # Poolers are among all linear layers; their adapters never get a gradient.
-        model.encoders[number] = add_adapter(encoder, adapters, environment, "default")
+        model.encoders[number] = add_adapter(encoder, adapters, environment)
     model.train()
     return model

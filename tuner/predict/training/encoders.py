@@ -28,16 +28,21 @@ class EncoderSettings:
     """Settings of a session around an encoder, whatever its model computes."""
 
     micro_batch: int
-    lora_dropout: float
+    adapters: Mapping[str, Any]
+    """Options of peft's adapters beside their rank."""
     encoder: Encoder
     loader: Loader
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EncoderSettings:
         """The settings from the values of a whole vocabulary."""
-        return cls(
-            values["micro_batch"], values["lora_dropout"], Encoder.of(values), Loader.of(values)
-        )
+        targets = names(values["lora_targets"])
+        adapters = {
+            "target_modules": "all-linear" if targets == ("all-linear",) else list(targets),
+            "lora_alpha": values["lora_alpha"],
+            "lora_dropout": values["lora_dropout"],
+        }
+        return cls(values["micro_batch"], adapters, Encoder.of(values), Loader.of(values))
 
     @property
     def padded(self) -> bool:
@@ -118,29 +123,22 @@ def enable_checkpointing(
     encoder.enable_input_require_grads()
 
 
-def lora_config(
-    targets: tuple[str, ...], *, rank: int, alpha: float, dropout: float, skip_pooler: bool = False
+def add_adapter(
+    encoder: Any,
+    options: Mapping[str, Any],
+    environment: Environment,
+    *,
+    name: str = "default",
+    skip_pooler: bool = False,
 ) -> Any:
-    """Adapters of peft; `targets` are module names, or ("all-linear",)."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules="all-linear" if targets == ("all-linear",) else list(targets),
-        exclude_modules=r".*pooler.*" if skip_pooler else None,
-        bias="none",
-    )
-
-
-def add_adapter(encoder: Any, config: Any, environment: Environment, name: str) -> Any:
     """`encoder` with a set of adapters of that name; the first one wraps it.
 
-    Raises `InputError` when the targets do not exist in the model.
+    `options` are those of peft. Raises `InputError` when the targets do not exist in the model.
     """
-    from peft import PeftModel, get_peft_model
+    from peft import LoraConfig, PeftModel, get_peft_model
 
+    skipped = r".*pooler.*" if skip_pooler else None
+    config = LoraConfig(**options, exclude_modules=skipped, bias="none")
     is_meta = environment.device == "meta"
     try:
         with torch.device(environment.device):

@@ -290,11 +290,12 @@ def images_of(model: Any, config: Any, *, number: int, size: int) -> Images:
     features = _features(model)
     if token is None or (features is None and "cross_attention_mask" not in called):
         raise _not_predicted(config)
+    ids = (value for name, value in vars(config).items() if name.endswith(_ID_ENDINGS))
     found = Images(
         token=token,
         number=number,
         tokens=number,
-        special=_special_ids(config),
+        special=tuple(sorted({n for n in ids if isinstance(n, int) and n >= 0})),
         shapes={},
         fixed={},
         type_ids=tuple(name for name in _TYPE_IDS if name in called),
@@ -352,18 +353,6 @@ def _image_token(config: Any) -> int | None:
         if isinstance(value, int):
             return value
     return None
-
-
-def _special_ids(config: Any) -> tuple[int, ...]:
-    return tuple(
-        sorted(
-            {
-                value
-                for name, value in vars(config).items()
-                if name.endswith(_ID_ENDINGS) and isinstance(value, int) and value >= 0
-            }
-        )
-    )
 
 
 def _tokens(features: Any, images: Images, dtype: torch.dtype) -> int:

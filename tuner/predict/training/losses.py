@@ -39,7 +39,8 @@ def use_loss(model: Any, name: str, *, fused: bool, kernel: CrossEntropy | None 
         raise unknown("loss", name, LOSSES)
     if name == "transformers" and not fused:
         return
-    LOSSES[name](model, (kernel or _fused_shapes) if fused else _cross_entropy)
+    plain = partial(nn.functional.cross_entropy, ignore_index=_IGNORE_INDEX)
+    LOSSES[name](model, (kernel or _fused_shapes) if fused else plain)
 
 
 def use_padded(model: Any, cross_entropy: CrossEntropy) -> None:
@@ -96,10 +97,6 @@ LOSSES: dict[str, Callable[[Any, CrossEntropy], None]] = {
 
 `chunked_loss` and `use_liger_loss` have no logits at all.
 """
-
-
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits, labels, ignore_index=_IGNORE_INDEX)
 
 
 def _fused_shapes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

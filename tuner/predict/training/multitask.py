@@ -18,20 +18,7 @@ from torch import nn
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.encoders import MULTITASK, Tasks
-from tuner.predict.training import Environment, Machine
-from tuner.predict.training.encoders import (
-    EncoderSettings,
-    Field,
-    LossSession,
-    add_adapter,
-    attention_mask,
-    build_encoder,
-    initialise_positions,
-    initialiser,
-    lora_config,
-    names,
-    require_positions,
-)
+from tuner.predict.training import Environment, Machine, encoders
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +36,7 @@ class Task:
 class _MultiTaskSettings:
     """The tasks, and their parts that a step trains."""
 
-    step: EncoderSettings
+    step: encoders.EncoderSettings
     knobs: Tasks
     tasks: tuple[Task, ...]
     trained: tuple[str, ...]
@@ -62,7 +49,7 @@ class _MultiTaskSettings:
         knobs = Tasks.of(values)
         tasks = _tasks(knobs)
         known = [task.name for task in tasks]
-        trained = names(knobs.trained_tasks)
+        trained = encoders.names(knobs.trained_tasks)
         if trained == ("all",) or knobs.phase != "adapters":
             trained = tuple(known)
         strange = [name for name in trained if name not in known]
@@ -71,7 +58,7 @@ class _MultiTaskSettings:
                 f"trained_tasks {', '.join(strange) or 'none'}: no such tasks",
                 hint=f"the tasks are {', '.join(known)}",
             )
-        return cls(EncoderSettings.of(values), knobs, tasks, trained)
+        return cls(encoders.EncoderSettings.of(values), knobs, tasks, trained)
 
     @property
     def adapted(self) -> bool:
@@ -89,17 +76,17 @@ class _MultiTaskSettings:
         return self.knobs.phase != "adapters"
 
     @property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[encoders.Field, ...]:
         """The sample's tokens, then the targets of each task that runs."""
         return (
-            Field(1, self.step.encoder.length),
-            *(Field(1, task.targets) for task in self.running),
+            encoders.Field(1, self.step.encoder.length),
+            *(encoders.Field(1, task.targets) for task in self.running),
         )
 
 
 def _tasks(knobs: Tasks) -> tuple[Task, ...]:
-    short = names(knobs.short_target_tasks)
-    generated = names(knobs.generation_tasks)
+    short = encoders.names(knobs.short_target_tasks)
+    generated = encoders.names(knobs.generation_tasks)
     strange = [name for name in short if name not in generated]
     if strange:
         raise InputError(f"short_target_tasks {', '.join(strange)} are not generation tasks")
@@ -110,11 +97,11 @@ def _tasks(knobs: Tasks) -> tuple[Task, ...]:
     tasks = (
         *(
             Task(name, "classification", knobs.classification_rank, 1)
-            for name in names(knobs.classification_tasks)
+            for name in encoders.names(knobs.classification_tasks)
         ),
         *(
             Task(name, "extraction", knobs.extraction_rank, 2)
-            for name in names(knobs.extraction_tasks)
+            for name in encoders.names(knobs.extraction_tasks)
         ),
         *(Task(name, "generation", knobs.lora_rank, lengths[name]) for name in generated),
     )
@@ -199,8 +186,8 @@ class _MultiTaskModel(nn.Module):
         super().__init__()
         self._settings = settings
         width = model_config.hidden_size
-        self.backbone = build_encoder(model_config, settings.step.encoder.attention)
-        self._init_weights = initialiser([self.backbone])
+        self.backbone = encoders.build_encoder(model_config, settings.step.encoder.attention)
+        self._init_weights = encoders.initialiser([self.backbone])
         self.backbone.requires_grad_(False)
         self.lora_sets = nn.ModuleList(
             [] if settings.adapted else [_lora_set(model_config, task) for task in settings.tasks]
@@ -244,7 +231,7 @@ class _MultiTaskModel(nn.Module):
         is a router, it weights the output of each task's head before the loss.
         """
         tokens, targets = fields[0], fields[1:]
-        mask = attention_mask(tokens, padded=self._settings.step.padded)
+        mask = encoders.attention_mask(tokens, padded=self._settings.step.padded)
         adapted, routed = self._settings.adapted, self._settings.routed
         plain = self._plain(tokens, mask) if routed or not adapted else None
         weights = self.router(plain[:, 0]).softmax(dim=-1) if routed and plain is not None else None
@@ -336,18 +323,18 @@ class MultiTask:
 
     def open(
         self, model_config: Any, configuration: Configuration, environment: Environment
-    ) -> LossSession:
+    ) -> encoders.LossSession:
         """Build encoder, LoRA sets, heads, router and optimizer on the environment's device.
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = _MultiTaskSettings.of(configuration)
-        require_positions(model_config, settings.step.encoder.length)
+        encoders.require_positions(model_config, settings.step.encoder.length)
         environment.enter(Phase.LOAD, 0)
         model = _build(model_config, settings, environment)
         # The variables of a function are gone when it returns, those of a loop's body are not.
         returns = settings.knobs.training_loop == "function"
-        return LossSession(
+        return encoders.LossSession(
             model,
             settings.step,
             environment,
@@ -365,16 +352,12 @@ def _build(
         model = _MultiTaskModel(model_config, settings)
     environment.materialize(model)
     if isinstance(environment, Machine):
-        initialise_positions(model.backbone)
+        encoders.initialise_positions(model.backbone)
     for task in settings.tasks if settings.adapted else ():
-        adapters = lora_config(
-            names(settings.knobs.lora_targets),
-            rank=task.lora_rank,
-            alpha=settings.knobs.lora_alpha,
-            dropout=settings.step.lora_dropout,
-            skip_pooler=True,
+        adapters = {**settings.step.adapters, "r": task.lora_rank}
+        model.backbone = encoders.add_adapter(
+            model.backbone, adapters, environment, name=task.name, skip_pooler=True
         )
-        model.backbone = add_adapter(model.backbone, adapters, environment, task.name)
     model.set_trained()
     model.train()
     return model

@@ -74,10 +74,7 @@ def _by_layer(model: nn.Module, mesh: Any, sharding: Sharding) -> Any:
         policy = MixedPrecisionPolicy(param_dtype=sharding.dtype, reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         fully_shard(
-            layer,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=sharding.reshard_after_forward,
+            layer, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward
         )
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
@@ -193,7 +190,7 @@ class ZeroSettings:
     stage: int
     micro_batch: int
     grad_accum: int
-    max_grad_norm: float
+    gradient_clipping: float
     mixed_precision: str
     reduce_bucket_size: int
 
@@ -202,7 +199,7 @@ class ZeroSettings:
         return {
             "train_micro_batch_size_per_gpu": self.micro_batch,
             "gradient_accumulation_steps": self.grad_accum,
-            "gradient_clipping": self.max_grad_norm,
+            "gradient_clipping": self.gradient_clipping,
             "bf16": {"enabled": self.mixed_precision == "bf16"},
             "zero_optimization": {
                 "stage": self.stage,

@@ -156,7 +156,7 @@ def _gradients_until_next(session: Any) -> None:
         step(number)
 
     def update() -> None:
-        nn.utils.clip_grad_norm_(session._trainable, session._update_settings.max_grad_norm)
+        session.clip(session._trainable)
         session.optimizer.step()
 
     session.micro_step, session._update = micro_step, update
@@ -178,8 +178,7 @@ def _master_weights(session: Any) -> None:
                 if half.grad is not None:
                     master.grad = half.grad.float()
             unscale_without_data(masters)
-            if session._update_settings.max_grad_norm > 0:
-                nn.utils.clip_grad_norm_(masters, session._update_settings.max_grad_norm)
+            session.clip(masters)
             session.optimizer.step()
             known = [(h, m) for h, m in zip(halves, masters, strict=True) if m.grad is not None]
             torch._foreach_copy_([h for h, _ in known], [m for _, m in known])

@@ -27,7 +27,7 @@ def quantize_linears(
     model: Any,
     *,
     precision: str,
-    compute_dtype: torch.dtype,
+    dtype: torch.dtype,
     double_quant: bool = True,
     skipped: tuple[str, ...] | None = None,
     storage: torch.dtype | None = None,
@@ -46,9 +46,7 @@ def quantize_linears(
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer
 
-    config = quantization_config(
-        precision, compute_dtype, double_quant=double_quant, storage=storage
-    )
+    config = quantization_config(precision, dtype, double_quant=double_quant, storage=storage)
     replace_with_bnb_linear(
         model,
         modules_to_not_convert=HfQuantizer.get_modules_to_not_convert(
@@ -58,7 +56,7 @@ def quantize_linears(
     )
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
-            _fill_nf4(module, compute_dtype, storage or torch.uint8, double_quant=double_quant)
+            _fill_nf4(module, dtype, storage or torch.uint8, double_quant=double_quant)
         elif type(module).__name__ == "Linear8bitLt":
             _fill_int8(module)
     flagged: Any = model
@@ -71,7 +69,7 @@ def quantize_linears(
 
 def quantization_config(
     precision: str,
-    compute_dtype: torch.dtype,
+    dtype: torch.dtype,
     *,
     double_quant: bool = True,
     storage: torch.dtype | None = None,
@@ -84,7 +82,7 @@ def quantization_config(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=double_quant,
-            bnb_4bit_compute_dtype=compute_dtype,
+            bnb_4bit_compute_dtype=dtype,
             bnb_4bit_quant_storage=storage,
         )
     return BitsAndBytesConfig(load_in_8bit=True)
@@ -161,12 +159,10 @@ def logical_numel(parameter: torch.Tensor) -> int:
     return math.prod(state.shape) if state is not None else whole_numel(parameter)
 
 
-def _fill_nf4(
-    linear: Any, compute_dtype: torch.dtype, storage: torch.dtype, *, double_quant: bool
-) -> None:
+def _fill_nf4(linear: Any, dtype: torch.dtype, storage: torch.dtype, *, double_quant: bool) -> None:
     from bitsandbytes.nn import Params4bit
 
-    state = _nf4_state(linear.weight, compute_dtype, double_quant=double_quant)
+    state = _nf4_state(linear.weight, dtype, double_quant=double_quant)
     shape, device = linear.weight.shape, linear.weight.device
     linear.weight = Params4bit(
         torch.empty(
@@ -184,7 +180,7 @@ def _fill_nf4(
     linear.quant_state = state
 
 
-def _nf4_state(weight: torch.Tensor, compute_dtype: torch.dtype, *, double_quant: bool) -> Any:
+def _nf4_state(weight: torch.Tensor, dtype: torch.dtype, *, double_quant: bool) -> Any:
     from bitsandbytes.functional import QuantState
 
     shape, device = weight.shape, weight.device
@@ -206,7 +202,7 @@ def _nf4_state(weight: torch.Tensor, compute_dtype: torch.dtype, *, double_quant
         code=torch.empty(16, device=device),
         blocksize=NF4_BLOCKSIZE,
         quant_type="nf4",
-        dtype=compute_dtype,
+        dtype=dtype,
         **nested,
     )
 

@@ -23,9 +23,7 @@ from tuner.predict.training.token_data import TokenBatches
 
 
 def build_optimizer(
-    name: str,
-    parameters: list[torch.nn.Parameter],
-    embeddings: Sequence[torch.nn.Parameter] = (),
+    name: str, parameters: list[torch.nn.Parameter], embeddings: Sequence[torch.nn.Parameter] = ()
 ) -> Any:
     """The optimizer that transformers' Trainer would build for `name`.
 
@@ -196,6 +194,11 @@ class ModelSession(abc.ABC):
 
             parameter.register_post_accumulate_grad_hook(update)
 
+    def clip(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Clip the gradients of `parameters`, where the settings say so."""
+        if self._update_settings.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(parameters, self._update_settings.max_grad_norm)
+
     def _update(self) -> None:
         """Clip, update, and forget the gradients."""
         if self._in_backward:
@@ -204,8 +207,7 @@ class ModelSession(abc.ABC):
             self._scaler.unscale_(self.optimizer)
         elif self._autocast == "fp16":  # a trace
             unscale_without_data(self._trainable)
-        if self._update_settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self._trainable, self._update_settings.max_grad_norm)
+        self.clip(self._trainable)
         if self._scaler is not None:
             self._scaler.step(self.optimizer)
             self._scaler.update()

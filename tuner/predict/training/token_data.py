@@ -182,12 +182,7 @@ def build_loader(
     workers = settings.num_workers
     return DataLoader(
         _SyntheticTokens(
-            vocab_size,
-            longest,
-            examples=examples + full,
-            lengths=lengths,
-            full=full,
-            rank=rank,
+            vocab_size, longest, examples=examples + full, lengths=lengths, full=full, rank=rank
         ),
         sampler=_FullFirst(examples, full),
         batch_size=micro_batch,

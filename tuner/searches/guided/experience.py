@@ -286,15 +286,6 @@ class Experience:
         speed = np.exp((1 - weight) * np.log(known[:, 0]) + weight * fitted)
         return speed, known[:, 1]
 
-    def proven_slower(self, seen: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Mask of the measured places that are slower than another of them beyond both intervals.
-
-        The intervals are 95 % ones of their own measurements.
-        """
-        half = 2 * self.trial_noise() / np.sqrt(self._runs[seen])
-        speed = np.log(self._values[seen, 0])
-        return np.asarray(speed + half < np.max(speed - half, initial=-np.inf))
-
     def gains_of_repeats(self, seen: NDArray[np.intp]) -> Floats:
         """The expected gain in the recommendation's throughput by another trial of each place.
 

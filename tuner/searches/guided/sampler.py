@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from tuner.core.records import Configuration, TrialRecord
 from tuner.searches.candidates import Candidates
 from tuner.searches.failures import Failures, failure_of
-from tuner.searches.guided.experience import (
-    HIGHEST_RISK,
-    LEAST_GAIN,
-    Experience,
-    best_probe,
-    never_tried,
-    unordered_values,
-)
+from tuner.searches.guided import experience
 from tuner.searches.guided.goals import Front, Goal, GoalFront, LogNormal
 from tuner.searches.guided.pool import Pool
 from tuner.searches.guided.regression import Floats
@@ -56,19 +49,13 @@ class Guided:
     that fitted may run again, where that is worth more than a new one; else each runs once.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        *,
-        goals: Sequence[Goal] = (),
-        repeats: bool = False,
-    ) -> None:
+    def __init__(self, pool: Pool, *, goals: Sequence[Goal] = (), repeats: bool = False) -> None:
         self.pool = pool
         self.repeats = repeats
         self._goals = tuple(goals)
-        self.experience = Experience(pool)
+        self.experience = experience.Experience(pool)
         self.failures = Failures(pool.candidates.columns)
-        self._values = unordered_values(pool).values()
+        self._values = experience.unordered_values(pool).values()
         self._ended = np.zeros(len(pool.candidates), dtype=bool)
         self._pending: set[int] = set()
         self._held_back = np.zeros(len(pool.candidates), dtype=bool)
@@ -91,7 +78,7 @@ class Guided:
         if len(seen) < 2:
             return place
         gains = self.experience.gains_of_repeats(seen)
-        least = max(LEAST_GAIN, worth)
+        least = max(experience.LEAST_GAIN, worth)
         return int(seen[np.argmax(gains)]) if gains.max() > least else place
 
     def begin(self, place: int) -> None:
@@ -133,7 +120,7 @@ class Guided:
         allowed = self.allowed_risk()
         advance = 0.0  # the risk that proposals may take which move the front
         if self._may_probe():
-            advance = min(OOM_SHARE * ADVANCE_TRIALS - self._spent(), HIGHEST_RISK)
+            advance = min(OOM_SHARE * ADVANCE_TRIALS - self._spent(), experience.HIGHEST_RISK)
         possible = risk <= max(allowed, advance)
         if not possible.any():
             # The first trial must take a risk; later ones do so only if it is affordable.
@@ -153,7 +140,7 @@ class Guided:
         # A trial that runs clears values of blame, which is worth more after more failures.
         runs = self.failures.probability()[places]
         worth = gain * runs**self.failures.in_a_row + told
-        worth[risky & (gain < LEAST_GAIN)] = -1.0
+        worth[risky & (gain < experience.LEAST_GAIN)] = -1.0
         best = int(np.argmax(worth))
         return int(places[best]), float(worth[best])
 
@@ -176,7 +163,7 @@ class Guided:
         sizes = np.array([size.mean for _, _, size in cases]) / noises[1]
         for case, risk in enumerate(self.experience.risks(places)):
             opened = float(np.max(np.where(risk <= allowed, gains[case], 0.0))) - now
-            if opened > LEAST_GAIN:
+            if opened > experience.LEAST_GAIN:
                 differs = np.maximum(abs(speeds - speeds[case]), abs(sizes - sizes[case])) > CLEARLY
                 telling = chances @ differs / max(1.0 - chances[case], 1e-9)
                 worth += chances[case] * opened * telling
@@ -189,7 +176,9 @@ class Guided:
         """
         if not self._may_probe():
             return None
-        probe = best_probe(self.experience, self._values, self._open(), self.front().fastest)
+        probe = experience.best_probe(
+            self.experience, self._values, self._open(), self.front().fastest
+        )
         if probe is None:
             return None
         if others is not None:
@@ -201,7 +190,7 @@ class Guided:
     def _may_probe(self) -> bool:
         """True if the search can afford a deliberate trial that may run out of memory."""
         ran_out, running = len(self.experience.oom), self._running()
-        doubtful = (self.oom_probability()[running] > HIGHEST_RISK).any()
+        doubtful = (self.oom_probability()[running] > experience.HIGHEST_RISK).any()
         affordable = ran_out * ADVANCE_TRIALS <= self._ended.sum() and not doubtful
         return bool(affordable and self.experience.known and not self.pool.is_blind)
 
@@ -240,7 +229,7 @@ class Guided:
         """
         trials = int(self._ended.sum()) + len(self._pending) + 1
         left = OOM_SHARE * trials - self._spent()
-        return min(max(left, OOM_SHARE), HIGHEST_RISK)
+        return min(max(left, OOM_SHARE), experience.HIGHEST_RISK)
 
     def _spent(self) -> float:
         """Number of trials that ran out of memory, and of running ones expected to."""
@@ -248,7 +237,7 @@ class Guided:
 
     def untried(self) -> tuple[int, int | None]:
         """The number of untried candidates predicted not to fit, and the best test of it."""
-        return never_tried(self.experience, self._open(), self.front().fastest)
+        return experience.never_tried(self.experience, self._open(), self.front().fastest)
 
     def oom_probability(self) -> Floats:
         """The probability that each candidate runs out of memory."""
@@ -328,16 +317,6 @@ class Guided:
 
     def _running(self) -> NDArray[np.intp]:
         return np.array(sorted(self._pending), dtype=np.intp)
-
-    def recommend(self) -> int | None:
-        """The place of the fastest candidate that fitted in its trial; None without one."""
-        seen, speed, size = self.experience.estimates()
-        usable = size <= self.pool.usable_bytes
-        seen, speed = seen[usable], speed[usable]
-        if not seen.size:
-            return None
-        speed[self.experience.proven_slower(seen)] = 0.0
-        return int(seen[np.argmax(speed)])
 
 
 class GuidedStrategy(Strategy):
