@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import ItemsView, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -19,6 +19,9 @@ def _shared(value: Any) -> Any:
 
 
 KnobValue = bool | int | float | str | tuple[str, ...]
+
+
+Default = TypeVar("Default")
 
 
 class Configuration(Mapping[str, KnobValue]):
@@ -54,7 +57,11 @@ class Configuration(Mapping[str, KnobValue]):
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
 
     # Mapping's own go through `__getitem__` for each name, which a search of thousands feels.
-    def get(self, name: str, default: Any = None) -> Any:
+    @overload
+    def get(self, name: str, /) -> KnobValue | None: ...
+    @overload
+    def get(self, name: str, /, default: KnobValue | Default) -> KnobValue | Default: ...
+    def get(self, name: str, /, default: Any = None) -> Any:
         """The value of a name, or `default`."""
         return self._values.get(name, default)
 
