@@ -90,6 +90,7 @@ WAYS = {
     "thread": "import threading\nt = threading.Thread(target=os.remove, args=('file',)); t.start(); t.join()",
     "libc": "import ctypes\nc = ctypes.CDLL(None); c.unlink(b'file'); c.rename(b'out/a', b'out/c'); f = c.fopen; f.restype = ctypes.c_void_p; assert f(b'new', b'w')",
     "raw": "import ctypes, platform\nn = 263 if platform.machine() == 'x86_64' else 35\nassert ctypes.CDLL(None).syscall(n, -100, b'file', 0) == 0; assert not os.path.exists('file')",
+    "raw, its signal taken": "import ctypes, platform, signal\nsignal.signal(signal.SIGSYS, signal.SIG_DFL)\nn = 263 if platform.machine() == 'x86_64' else 35\nassert ctypes.CDLL(None).syscall(n, -100, b'file', 0) == 0; assert not os.path.exists('file')",
     "raw open": "import ctypes, platform\nn = 257 if platform.machine() == 'x86_64' else 56\nfd = ctypes.CDLL(None).syscall(n, -100, b'file', os.O_WRONLY | os.O_TRUNC, 0)\nos.write(fd, b'x'); assert open('file').read() == 'x'",
     "raw descriptor": "import ctypes, platform\nn = {'fchmod': (91, 52), 'fchown': (93, 55)}\nfd = os.open('file', os.O_RDONLY); c = ctypes.CDLL(None)\nchmod, chown = (each[platform.machine() != 'x86_64'] for each in n.values())\nassert c.syscall(chmod, fd, 0o600) == 0 and os.stat('file').st_mode & 0o777 == 0o600\nassert c.syscall(chown, fd, os.getuid(), os.getgid()) == 0",
     "raw chmod": "import ctypes, errno\nc = ctypes.CDLL(None, use_errno=True)\nassert c.syscall(452, -100, b'file', 0o600, 0) == 0 or ctypes.get_errno() == errno.ENOSYS",

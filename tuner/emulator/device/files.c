@@ -1353,8 +1353,26 @@ static void trapped(int signal, siginfo_t *info, void *context) {
   errno = before;
 }
 
+static int answers_traps;
+
+/* Libraries that tell of crashes, as LLVM does in Triton, ask for every signal that can end a
+ * process. This one is ours; they hear that they have it. */
+EXPORT int sigaction(int signal, const struct sigaction *how, struct sigaction *before) {
+  LATER(int, sigaction, int, const struct sigaction *, struct sigaction *);
+  if (!answers_traps || signal != SIGSYS) return later_sigaction(signal, how, before);
+  if (before) memset(before, 0, sizeof *before);
+  return 0;
+}
+
+EXPORT sighandler_t signal(int number, sighandler_t handler) {
+  LATER(sighandler_t, signal, int, sighandler_t);
+  return answers_traps && number == SIGSYS ? SIG_DFL : later_signal(number, handler);
+}
+
 static void answer_traps(void) {
   struct sigaction how = {.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART};
   how.sa_sigaction = trapped;
-  sigaction(SIGSYS, &how, NULL);
+  LATER(int, sigaction, int, const struct sigaction *, struct sigaction *);
+  later_sigaction(SIGSYS, &how, NULL);
+  answers_traps = 1;
 }
