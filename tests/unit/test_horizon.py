@@ -134,6 +134,33 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     )
 
 
+UNRELATED = """\
+def prepare(step):
+    if step == 500: zeros(9)
+def batches(size):
+    step = 0
+    while True:
+        while step < size: step += len(zeros(9))
+        yield step
+if __name__ == "__main__": prepare(0)
+rows = batches(8)
+for number in range(100):
+    next(rows)
+    note()
+"""
+
+
+def test_what_only_another_program_runs_and_the_rounds_of_a_reader_are_not_told(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(UNRELATED)
+    horizon = Horizon()
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        assert horizon.result(20, 1, {}) == {"unreached": [], "of_steps": 100}
+
+    runpy.run_path(str(tmp_path / "train.py"), {"note": note, "zeros": bytearray})
+
+
 MONITOR = """\
 import torch
 def sample(size, number, each):

@@ -566,9 +566,14 @@ class Source(Tree):
 
     @cached_property
     def _used(self) -> set[str]:
+        is_run = self.globals.get("__name__", "__main__") == "__main__"
+        guard = "__name__ == '__main__'"  # what only runs if the file is a program
+        body = self._tree.body
+        parts = (b for b in body if is_run or ast.unparse(getattr(b, "test", b)) != guard)
         return {
             last_name(one)
-            for one in ast.walk(self._tree)
+            for part in parts
+            for one in ast.walk(part)
             if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load)
         }
 

@@ -510,7 +510,9 @@ class Horizon:
                 self._source(name)
         for source in self._all:
             for test in source.tests:
-                elsewhere = test.function not in self._on_stack and source.is_used(test.function)
+                # A `while` that no step ends in has rounds of its own.
+                elsewhere = not isinstance(test.node, ast.While)
+                elsewhere &= test.function not in self._on_stack and source.is_used(test.function)
                 if (elsewhere or test.of_rank) and not test.taken:
                     _look_back(test, source, done, epochs)
 
