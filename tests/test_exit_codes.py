@@ -97,7 +97,7 @@ def test_a_search_that_broke_off_does_not_say_that_nothing_fits(monkeypatch, fai
     monkeypatch.setattr("tuner.app.search.plan.make_plans", lambda *_: [])
     monkeypatch.setattr("tuner.app.search.run.run_plans", lambda *_, **__: [found, found])
     monkeypatch.setattr(searching, "print_all_searched", lambda *_, **__: None)
-    monkeypatch.setattr(searching, "typed", list)
+    monkeypatch.setattr("tuner.app.cli.options.typed", list)
     done = searching.run_search([], SearchOptions(), as_json=False, quiet=True)
     assert done == code
 
