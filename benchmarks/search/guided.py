@@ -60,7 +60,6 @@ def pool_of(table: Table) -> Pool:
         device_bytes=table.arrays[DEVICE],
         loaded_bytes=table.arrays[LOADED],
         trial_s=load_s + WARMUP_STEPS * step_s + (MIN_STEPS * step_s).clip(TIMED_S),
-        oom_s=load_s,
         limit_bytes=table.limit_bytes,
         margin_bytes=table.margin_bytes,
     )

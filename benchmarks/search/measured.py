@@ -24,6 +24,7 @@ from benchmarks.search.tables import (
     Table,
     cache_folder,
 )
+from tuner.core.records import Configuration
 
 MARGIN_FRACTION = 0.03
 """As `tuner search` has it."""
@@ -52,12 +53,13 @@ def measured_worlds(*, processes: int = 1, fresh: bool = False) -> list[Scenario
 
 
 def _world(name: str, cases: Sequence[Case], processes: int, fresh: bool) -> Scenario:
-    configurations = tuple(case.configuration for case in cases)
+    names = sorted({name for case in cases for name in case.configuration})
+    lacking = dict.fromkeys(names, "")  # what a run without adapters doesn't have
+    configurations = tuple(Configuration({**lacking, **one.configuration}) for one in cases)
     arrays = _predictions(name, cases, processes, fresh)
     size = np.array([case.measured.allocated for case in cases], dtype=float)
     step_s = np.array([case.measured.step_s for case in cases], dtype=float)
     limit = float(np.quantile(size, FITTING)) / (1 - MARGIN_FRACTION)
-    names = sorted({name for c in configurations for name in c})
     table = Table(
         name=name,
         configurations=configurations,
