@@ -388,9 +388,11 @@ class Horizon:
 
         One that comes to it later in the training is set to what it has there.
         """
-        coming = sorted(self._coming(max(steps, self.steps_left or 0)), key=lambda one: one[0])
-        is_near = bool(coming) and coming[0][0] < steps
-        return is_near or any(self._advance(*one) for _, *one in coming)
+        # It is asked before each round while one is near: the far ones take a hundred times longer.
+        if any(True for _ in self._coming(steps)):
+            return True
+        coming = sorted(self._coming(self.steps_left or 0), key=lambda one: one[0])
+        return any(self._advance(*one) for _, *one in coming)
 
     def _coming(self, most: int) -> Iterator[tuple[int, Test, Any, int]]:
         """The steps until a test waits no more, the loop that counts, and what is left to count."""
@@ -403,13 +405,12 @@ class Horizon:
                 is_range = loop is not None and "enumerate" not in called_in(loop.iter)
                 if is_range or isinstance(value, float) or self._advanced.count(test) > 1:
                     continue
-                if not any(source.left_by(test, self._boundaries)):
-                    continue
                 by = -test.each if source.falls(test.atoms[name]) else test.each
                 total = test.totals.get(name)
                 coming = range(int(value) + by, int(value) + by * most + by, by)
                 at = next((n for n, one in enumerate(coming) if test.is_new(one)), None)
-                if at is not None and (total is None or coming[at] <= total):
+                is_before_end = at is not None and (total is None or coming[at] <= total)
+                if is_before_end and any(source.left_by(test, self._boundaries)):
                     yield at, test, loop, at * by
 
     def _advance(self, test: Test, loop: Any, by: int) -> bool:
