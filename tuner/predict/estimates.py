@@ -48,13 +48,14 @@ class Estimates:
         listed = np.array([point_of(c) for c in configurations], dtype=float)
         self._points, places = np.unique(listed, axis=0, return_inverse=True)
         self._places: NDArray[np.int64] = places.reshape(-1)
+        self._params = [*map(sized.params, self._points)]
         self._accumulation = np.array([grad_accum_of(c) for c in configurations])
         self._live: dict[bool, _Live] = {}
         self._updates = {one: _Update(one) for one in dict.fromkeys(optimizers)}
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""
-        return self._sized.params(self._points[self._places[index]])
+        return self._params[self._places[index]]
 
     def memory(self) -> list[Memory]:
         """Peak memory of each configuration on one GPU, as its blocks take it."""
@@ -87,11 +88,11 @@ class Estimates:
 
     def _gradient_bytes(self, index: int) -> list[int]:
         """In the optimizer's order. All parameters that no pass reaches are the last size."""
-        point = self._points[self._places[index]]
+        place = self._places[index]
         itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-        trained = self._sized.parameters(point)
+        trained = self._sized.parameters(self._points[place])
         sizes = [numel * itemsizes[kind.split()[0]] for numel, kind in trained]
-        idle = self._sized.params(point)[0] - sum(numel for numel, _ in trained)
+        idle = self._params[place][0] - sum(numel for numel, _ in trained)
         return [*sizes, idle * itemsizes[trained[-1][1].split()[0]]] if idle else sizes
 
     def _memory(self, index: int) -> Memory:
@@ -221,10 +222,11 @@ class _Live:
         if sized.workspace >= 0:
             sizes[sized.workspace] = workspace_bytes
         rounded, settled = _bytes(sizes)
+        settled = settled.astype(np.int64)  # whole numbers are added up several times faster
         ends = np.cumsum([len(piece) for piece in pieces]).tolist()
         starts = [0, *ends[:-1]]
         peaks, events, before = np.zeros((3, len(spans), len(points)), dtype=np.int64)
-        changes = np.concatenate([settled, -settled, np.zeros((1, len(points)))])
+        changes = np.concatenate([settled, -settled, np.zeros_like(settled[:1])])
         change = np.where(sign == 0, -1, numbers[block] + np.where(sign > 0, 0, len(settled)))
         # One point at a time: its few hundred thousand events stay in the processor's cache.
         for point in range(len(points)):

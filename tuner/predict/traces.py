@@ -95,6 +95,7 @@ class Traces:
         self._anew = anew
         self._traces: dict[Any, Training] = {}
         """The last ones: each has hundreds of thousands of events."""
+        self._structures: dict[tuple[str, tuple[int, int]], Structure] = {}
         self._sized: dict[Structure, SizedTimeline | None] = {}
         self._optimizers: dict[str, OptimizerSteps] = {}
         self._entries: dict[tuple[SizedTimeline, int, tuple[str, bool, bool]], str] = {}
@@ -125,14 +126,16 @@ class Traces:
         """The structure whose timeline is the configuration's; None where all of it is traced."""
         if not is_sized(configuration):
             return None
-        model = subject.architecture
-        return Structure.of(
-            configuration,
-            window=model.sliding_window,
-            positions=model.positions,
-            linears=model.linears,
-            compute_capability=gpu.compute_capability,
-        )
+        key, model = (configuration.key, gpu.compute_capability), subject.architecture
+        if key not in self._structures:
+            self._structures[key] = Structure.of(
+                configuration,
+                window=model.sliding_window,
+                positions=model.positions,
+                linears=model.linears,
+                compute_capability=gpu.compute_capability,
+            )
+        return self._structures[key]
 
     def sized(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
         """The timeline of a structure; None where there is none for all sizes.

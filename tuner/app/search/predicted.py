@@ -103,8 +103,8 @@ class _Stops:
         return self.by is not StoppedBy.EXHAUSTED
 
 
-def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
-    """Write the predictions of the space beside the journal.
+def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Write the predictions of the space beside the journal, and return what is written.
 
     Comparable predictions of earlier searches under other conditions are kept; they have had this
     search's margin since its journal was opened (`tuner.app.search.result_files`). Raises
@@ -117,6 +117,7 @@ def keep_predictions(plan: SearchPlan, records: Sequence[TrialRecord]) -> None:
             if record.versions == plan.versions:
                 kept.setdefault(record.configuration.key, record)
     folder.write_predicted(kept.values())
+    return (*kept.values(),)
 
 
 class _Candidates:

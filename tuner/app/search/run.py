@@ -374,21 +374,34 @@ def batches(requests: Sequence[SearchRequest]) -> Iterator[list[SearchRequest]]:
 
 def _write(ran: Sequence[tuple[_Open, SearchOutcome]], *, command: str) -> list[SearchedGpu]:
     """Write every file of every GPU type's folder, and return the searches with their views."""
+    contents = []
     for one, result in ran:
+        predicted = None
         if one.is_predicted:
-            keep_predictions(one.plan, result.records)
+            predicted = keep_predictions(one.plan, result.records)
         elif result.pruned or len(result.records) > result.reused:  # else nothing changed
             write_pruned(one.plan.target.folder, result.pruned)
-    views = write_results([_contents(one, result, command=command) for one, result in ran])
+        contents.append(_contents(one, result, predicted, command=command))
+    views = write_results(contents)
     return [
         SearchedGpu(one.plan, result, view) for (one, result), view in zip(ran, views, strict=True)
     ]
 
 
-def _contents(one: _Open, result: SearchOutcome | None, *, command: str) -> Contents:
-    """The comparable records of the journal, described by `result` if the search has one."""
+def _contents(
+    one: _Open,
+    result: SearchOutcome | None,
+    predicted: Sequence[TrialRecord] | None = None,
+    *,
+    command: str,
+) -> Contents:
+    """The comparable records of the journal, described by `result` if the search has one.
+
+    `predicted` are the predictions beside the journal, if they were just written.
+    """
     plan, target = one.plan, one.plan.target
-    found = target.folder.read_all()
+    folder = target.folder
+    found = folder.read_all() if predicted is None else (*predicted, *folder.read().records)
     known = sorted_by_use(found, target)
     records = known.comparable or (result.records if result else ())
     old = stale_text(known.stale, records)

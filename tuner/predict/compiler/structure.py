@@ -88,12 +88,12 @@ class Structure:
         `linears` as in `Architecture`.
         """
         has_negatives = _whole(configuration.get("n_negatives", 0)) > 1
-        sizes = SIZE_KNOBS | {"n_negatives"} if has_negatives else SIZE_KNOBS
+        others = SIZE_KNOBS | OPTIMIZER_KNOBS | HOST_KNOBS | EVALUATION_KNOBS
+        others |= {"n_negatives"} if has_negatives else set()
         settings = {
             name: value
             for name, value in configuration.items()
-            if name not in sizes | OPTIMIZER_KNOBS | HOST_KNOBS | EVALUATION_KNOBS
-            and (name != "liger" or value)
+            if name not in others and (name != "liger" or value)
         }
         length = _whole(configuration["max_length"])
         evaluated = _whole(configuration.get("eval_batch", 0))
