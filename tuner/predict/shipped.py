@@ -20,7 +20,7 @@ import lzma
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -226,9 +226,14 @@ def can_trace() -> bool:
 
 def optimizer_key(name: str, sized: SizedTimeline, *, clip: bool, scaled: bool) -> str:
     """12 hexadecimal digits for an optimizer over the parameters of a timeline at `RANKS`."""
-    trained = [sized.parameters((1, 1, rank, 1)) for rank in RANKS]
-    text = json.dumps([repr(OPTIMIZERS[name]), trained, clip, scaled])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    optimizer, *how = map(json.dumps, (repr(OPTIMIZERS[name]), clip, scaled))
+    text = ", ".join((optimizer, _trained_text(sized), *how))
+    return hashlib.sha256(f"[{text}]".encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)  # all optimizers of a timeline are asked for together
+def _trained_text(sized: SizedTimeline) -> str:
+    return json.dumps([sized.parameters((1, 1, rank, 1)) for rank in RANKS])
 
 
 def memory_key(*of: Any) -> str:
