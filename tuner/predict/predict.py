@@ -24,16 +24,16 @@ from tuner.core.records import (
     Speed,
     Verdict,
 )
-from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
+from tuner.core.setup.common import QUANTIZED
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL, MACHINES, Parallelism
 from tuner.core.setup.schemas import unmodelled
 from tuner.cost.allocator import AllocatorSettings
 from tuner.cost.calibrate import prior_intervals
 from tuner.cost.memory import CATEGORIES, Course, memory_history
 from tuner.cost.parallel import exchange_of, nccl_text, times_of_ranks, with_nccl
-from tuner.cost.speed.kernel_times import on_measured_device
+from tuner.cost.speed.kernel_times import mfu, on_measured_device
 from tuner.cost.speed.profile import DeviceProfile
-from tuner.cost.speed.rates import as_chosen, matmul_peak
+from tuner.cost.speed.rates import as_chosen
 from tuner.cost.speed.roofline import (
     KernelSeconds,
     KernelTimes,
@@ -294,7 +294,7 @@ def speed_of(
         it_per_s=grad_accum / step_s,
         samples_per_s=samples / step_s,
         tokens_per_s=samples * tokens_per_sample(workload, configuration) / step_s,
-        mfu=_mfu(float(times.model_flops[point]) / step_s, configuration, gpu),
+        mfu=mfu(float(times.model_flops[point]) / step_s, configuration, gpu),
         breakdown_s={kind: float(seconds[point]) for kind, seconds in times.breakdown_s.items()},
     )
 
@@ -308,18 +308,6 @@ def step_work(training: Training, configuration: Configuration, gpu: Gpu) -> Ste
 def reads_loss(configuration: Configuration) -> bool:
     """True if the training's loop reads each loss before the update: see `StepWork`."""
     return configuration.get("training_loop", "trainer") == "trainer"
-
-
-def _mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:
-    """Model FLOP/s over the dense peak of the precision in which most products run."""
-    mixed = str(configuration.get("mixed_precision", "no"))
-    precision = mixed if mixed != "no" else str(configuration["precision"])
-    if precision in QUANTIZED:
-        precision = "bf16"
-    if precision not in gpu.flops:
-        return None
-    dtype = TORCH_DTYPES[precision]
-    return flops_per_s / matmul_peak(gpu, dtype, allow_tf32=precision == "tf32")
 
 
 MAX_POINTS = 400

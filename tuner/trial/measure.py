@@ -16,10 +16,8 @@ from typing import IO, Any, cast
 import torch
 
 from tuner.core.errors import InputError
-from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Measurement, Phase, Source, Speed
-from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
-from tuner.cost.speed.rates import matmul_peak
+from tuner.cost.speed.kernel_times import mfu
 from tuner.emulator.here import is_emulated
 from tuner.predict.training import TrainingSession, get_workload
 from tuner.space.data import DataFacts
@@ -195,23 +193,6 @@ def set_allocator(text: str) -> None:
         os.environ[name] = text
 
 
-def mfu(flops_per_s: float | None, configuration: Configuration, gpu: Gpu | None) -> float | None:
-    """Model FLOP/s over the dense peak of the precision in which most products run.
-
-    The same precision as in a prediction: that of autocast, else of the weights, and bf16 for
-    quantised ones. None where the FLOPs or the device's peak are not known.
-    """
-    if flops_per_s is None:
-        return None
-    mixed = str(configuration.get("mixed_precision", "no"))
-    precision = mixed if mixed != "no" else str(configuration.get("precision"))
-    if precision in QUANTIZED:
-        precision = "bf16"
-    if gpu is None or precision not in gpu.flops:
-        return None
-    return flops_per_s / matmul_peak(gpu, TORCH_DTYPES[precision], precision == "tf32")
-
-
 SEED = 0
 """Seed of synthetic weights and tokens: trials of the same configuration do the same work."""
 
@@ -280,6 +261,7 @@ def measure(
         memory, device_memory = place.memory(environment)
         session.close()
     timed, step_s = ran.timed, ran.timed.step_s
+    rate, gpu = timed.flops_per_s, place.gpu
     return Measurement(
         memory=memory,
         speed=Speed(
@@ -287,7 +269,7 @@ def measure(
             it_per_s=timed.micro_steps_per_step / step_s,
             samples_per_s=timed.samples / step_s,
             tokens_per_s=timed.tokens / step_s,
-            mfu=mfu(timed.flops_per_s, configuration, place.gpu),
+            mfu=None if rate is None or gpu is None else mfu(rate, configuration, gpu),
         ),
         trainable_params=session.trainable_params,
         total_params=session.total_params,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tuner.core.gpu import Gpu
-from tuner.core.setup.common import TORCH_DTYPES
+from tuner.core.setup.common import QUANTIZED, TORCH_DTYPES
 from tuner.cost.library_memory import context_bytes
 from tuner.cost.speed.profile import METHOD, AttentionRate, DeviceProfile
+from tuner.cost.speed.rates import matmul_peak
 from tuner.cost.speed.roofline import BLOCKWISE, Host, KernelTimes, Roofline
 from tuner.cost.work_arrays import Floats, WorkArrays
 
@@ -205,3 +206,18 @@ def on_measured_device(
     if profile.context_bytes is not None:
         gpu = replace(gpu, context_bytes=profile.context_bytes)
     return gpu, _MeasuredKernelTimes(profile), METHOD
+
+
+def mfu(flops_per_s: float, configuration: Configuration, gpu: Gpu) -> float | None:
+    """Model FLOP/s over the dense peak of the precision in which most products run.
+
+    That is autocast's, else that of the weights, and bf16 for quantised ones. None where the GPU
+    has no such peak.
+    """
+    mixed = str(configuration.get("mixed_precision", "no"))
+    precision = mixed if mixed != "no" else str(configuration.get("precision"))
+    if precision in QUANTIZED:
+        precision = "bf16"
+    if precision not in gpu.flops:
+        return None
+    return flops_per_s / matmul_peak(gpu, TORCH_DTYPES[precision], precision == "tf32")
