@@ -164,7 +164,15 @@ class _ContrastiveModel(nn.Module):
         groups = (fields[place : place + channels] for place in range(0, len(fields), channels))
         embedded = [self._embed(group) for group in groups]
         anchors, positives, negatives = (points for points, _ in embedded)
-        loss = self._info_nce(anchors, positives, negatives)
+        # InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018).
+        candidates = negatives.view(len(anchors), self._settings.knobs.n_negatives, -1)
+        distance = _lorentz_distance if self.head is not None else _cosine_distance
+        apart = torch.cat(
+            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
+            dim=1,
+        )
+        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
+        loss = nn.functional.cross_entropy(-apart / self._settings.knobs.temperature, first)
         routed = [routing for _, routing in embedded if routing is not None]
         if routed:
             loss = loss + settings.knobs.load_balancing * _imbalance(routed)
@@ -186,19 +194,6 @@ class _ContrastiveModel(nn.Module):
         if self.head is not None:
             return _on_hyperboloid(self.head(points).float()), routing
         return nn.functional.normalize(points.float(), dim=1), routing
-
-    def _info_nce(
-        self, anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor
-    ) -> torch.Tensor:
-        """InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018)."""
-        candidates = negatives.view(len(anchors), self._settings.knobs.n_negatives, -1)
-        distance = _lorentz_distance if self.head is not None else _cosine_distance
-        apart = torch.cat(
-            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
-            dim=1,
-        )
-        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
-        return nn.functional.cross_entropy(-apart / self._settings.knobs.temperature, first)
 
 
 def _on_hyperboloid(tangents: torch.Tensor) -> torch.Tensor:
@@ -250,29 +245,23 @@ class Contrastive:
         settings = _ContrastiveSettings.of(configuration)
         require_positions(model_config, max(settings.lengths))
         environment.enter(Phase.LOAD, 0)
+        with torch.device("meta"):
+            model = _ContrastiveModel(model_config, settings)
+        environment.materialize(model)
+        if isinstance(environment, Machine):
+            initialise_positions(model)
+        adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
+        for number, encoder in enumerate(model.encoders):
+            if settings.knobs.checkpointing:
+                enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
+            # Poolers are among all linear layers; their adapters never get a gradient.
+            model.encoders[number] = add_adapter(encoder, adapters, environment)
+        model.train()
         return LossSession(
-            _build(model_config, settings, environment),
+            model,
             settings.step,
             environment,
             vocab_size=model_config.vocab_size,
             fields=settings.fields,
             sample_tokens=sum(field.texts * field.length for field in settings.fields),
         )
-
-
-def _build(
-    model_config: Any, settings: _ContrastiveSettings, environment: Environment
-) -> _ContrastiveModel:
-    with torch.device("meta"):
-        model = _ContrastiveModel(model_config, settings)
-    environment.materialize(model)
-    if isinstance(environment, Machine):
-        initialise_positions(model)
-    adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
-    for number, encoder in enumerate(model.encoders):
-        if settings.knobs.checkpointing:
-            enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
-        # Poolers are among all linear layers; their adapters never get a gradient.
-        model.encoders[number] = add_adapter(encoder, adapters, environment)
-    model.train()
-    return model
