@@ -12,16 +12,7 @@ from typing import Any
 from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.recommendation import Recommended
-from tuner.app.search.supported import (
-    SupportedSpace,
-    has_predictions,
-    is_predicted,
-    model_version,
-    require_lengths,
-    require_trials,
-    supported_part,
-    trial_job,
-)
+from tuner.app.search import supported
 from tuner.app.target import CannotRunError, Target, check_conditions
 from tuner.core.errors import (
     InputError,
@@ -58,7 +49,7 @@ class SearchPlan:
 
     target: Target
     options: SearchOptions
-    part: SupportedSpace
+    part: supported.SupportedSpace
     conditions: tuple[str, ...]
     pinned: Mapping[str, KnobValue]
     margin_fraction: float | None
@@ -106,7 +97,9 @@ class SearchPlan:
     @property
     def job(self) -> TrialJob:
         """The job that all trials have in common."""
-        return trial_job(self.part.space, self.target.gpu, self.margin_fraction, self.profile)
+        return supported.trial_job(
+            self.part.space, self.target.gpu, self.margin_fraction, self.profile
+        )
 
     @property
     def margin_bytes(self) -> int:
@@ -198,11 +191,11 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = _trials_on(options, target.gpu, space)
-    require_trials(space, trials_on)
+    supported.require_trials(space, trials_on)
     runs = isinstance(trials_on, Measuring)
     lengths = options.lengths if runs else None
     if lengths == "data":
-        require_lengths(space)
+        supported.require_lengths(space)
     check_min_gain(options.min_gain, options.searcher)
     Budget(options, target.gpu.price_usd_per_hour)  # of valid limits
     objectives = _objectives(options, target)
@@ -210,8 +203,8 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
     gpu = target.gpu
-    profile = profile_for(gpu) if is_predicted(space, gpu) else None
-    part = supported_part(space, gpu, options.where, runs=runs)
+    profile = profile_for(gpu) if supported.is_predicted(space, gpu) else None
+    part = supported.supported_part(space, gpu, options.where, runs=runs)
     if objectives:
         from tuner.searches.guided.goals import check_known
 
@@ -224,7 +217,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=margin,
         # The architecture too: a trial of another one under the same name says nothing.
-        versions={**outcome_versions(ran=runs), "model": model_version(space, lengths)},
+        versions={**outcome_versions(ran=runs), "model": supported.model_version(space, lengths)},
         trials_on=trials_on,
         profile=profile,
         objectives=objectives,
@@ -251,7 +244,7 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     )
     if needed is None or isinstance(found, Predicting):
         return found
-    if may_predict and is_predicted(space, gpu):
+    if may_predict and supported.is_predicted(space, gpu):
         return Predicting(f"{missing} is not installed ({needed.hint})")
     raise needed
 
@@ -264,7 +257,7 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
     """
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)
-    known = has_predictions(target.space, target.gpu)
+    known = supported.has_predictions(target.space, target.gpu)
     searcher = options.searcher if known else f"{options.searcher} without predictions"
     if options.objectives:
         check_objectives(names, searcher)
