@@ -44,17 +44,10 @@ _SOURCE_GROUPS = (
 )
 
 _OPTIONAL_KEYS: dict[str, Any] = {
-    "aliases": (),
-    "ecc_memory": None,
-    "l2_cache": None,
-    "link_gb_per_s": None,
-    "network_gb_per_s": None,
-    "nccl_channels": None,
-    "power_w": None,
-    "unsupported": {},
-    "price_usd_per_hour": None,
-    "price_date": None,
-}
+    "aliases": (), "ecc_memory": None, "l2_cache": None, "link_gb_per_s": None,
+    "network_gb_per_s": None, "nccl_channels": None, "power_w": None, "unsupported": {},
+    "price_usd_per_hour": None, "price_date": None,
+}  # fmt: skip
 """Keys of an entry that may be left out, with what that means."""
 
 

@@ -382,14 +382,9 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 _SAME = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size",
+)  # fmt: skip
 """Settings in which a checkpoint and the model of a search must agree."""
 
 
