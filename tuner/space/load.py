@@ -17,23 +17,12 @@ from tuner.core.expressions import settings_text
 from tuner.core.files import shipped_places
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema
-from tuner.space import document
+from tuner.space import document, rules
 from tuner.space.apply import ApplyTarget, check_apply, read_apply
 from tuner.space.command import COMMAND, PROGRAM, read_command
 from tuner.space.data import DataFacts, read_data
 from tuner.space.knobs import Knob, read_knob, read_order, read_value
 from tuner.space.knobs import own_terms as terms_of_own_code
-from tuner.space.rules import (
-    MAX_COMBINATIONS,
-    MAX_EVALUATIONS,
-    Rule,
-    Stage,
-    combinations,
-    conflict,
-    evaluate_everywhere,
-    evaluations,
-    stage_terms,
-)
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
     METRICS,
@@ -106,7 +95,7 @@ class _Reader:
         derived = {name: text.strip() for name, text in texts.items() if text is not None}
         stages, stage_knobs = self._stages()
         knobs |= stage_knobs
-        self.terms = {**self.terms, **stage_terms(stages, self.terms)}
+        self.terms = {**self.terms, **rules.stage_terms(stages, self.terms)}
         return complete_space(
             SearchSpace(
                 name=self._name(path),
@@ -263,9 +252,9 @@ class _Reader:
             self.entries["objectives"].add("there is no objective")
         return tuple(METRICS[word] for word in words if word in METRICS)
 
-    def _stages(self) -> tuple[tuple[Stage, ...], dict[str, Knob]]:
+    def _stages(self) -> tuple[tuple[rules.Stage, ...], dict[str, Knob]]:
         """The stages, and the knobs that one of them has for itself."""
-        stages: list[Stage] = []
+        stages: list[rules.Stage] = []
         knobs: dict[str, Knob] = {}
         for index, item in enumerate(self._items("stages")):
             place = dataclasses.replace(item, at=f"stages[{index}]")
@@ -288,7 +277,7 @@ class _Reader:
             if own and not name.isidentifier():
                 hint = "letters, digits and _, so that a condition can name it"
                 place.add(f"{name[:60]!r} has knobs of its own", hint=hint)
-            stage = Stage(
+            stage = rules.Stage(
                 name,
                 {**fixed, **{n: knob.values[0] for n, knob in found.items() if knob.values}},
                 searched=frozenset(n for n, knob in found.items() if knob.values),
@@ -312,12 +301,12 @@ def check_meaning(space: SearchSpace, problems: document.Problems) -> None:
     """Note in `problems` what can only be seen with the whole space."""
     with problems.place("derived").noting():
         _ = space.derivations  # raises for a circle
-    size = combinations(space.choices)
-    if size > MAX_COMBINATIONS:
+    size = rules.combinations(space.choices)
+    if size > rules.MAX_COMBINATIONS:
         knobs = sorted(space.knobs.values(), key=lambda knob: -len(knob.values))[:3]
         largest = ", ".join(f"{knob.name} has {len(knob.values)}" for knob in knobs)
         problems.place("knobs").add(
-            f"the knobs have {size:,} combinations; at most {MAX_COMBINATIONS:,} are allowed",
+            f"the knobs have {size:,} combinations; at most {rules.MAX_COMBINATIONS:,} are allowed",
             hint=f"use fewer values or larger steps: {largest}",
         )
     problems.check()
@@ -350,19 +339,20 @@ def check_expressions(space: SearchSpace, problems: document.Problems) -> None:
 
 def _check_evaluation(space: SearchSpace, problems: document.Problems) -> None:
     """Evaluate every rule for all values it can meet, so that nothing fails later."""
-    rules = [*space.rules, *space.floor_rules()]
-    needed = sum(evaluations(rule, space.choices) for rule in rules)
-    if needed > MAX_EVALUATIONS:
-        widest = max(rules, key=lambda rule: evaluations(rule, space.choices))
+    every = [*space.rules, *space.floor_rules()]
+    needed = sum(rules.evaluations(rule, space.choices) for rule in every)
+    if needed > rules.MAX_EVALUATIONS:
+        widest = max(every, key=lambda rule: rules.evaluations(rule, space.choices))
         problems.place(widest.origin).add(
-            f"the constraints need {needed:,} evaluations; at most {MAX_EVALUATIONS:,} are allowed",
+            f"the constraints need {needed:,} evaluations; at most {rules.MAX_EVALUATIONS:,} are "
+            "allowed",
             hint=f"use fewer values, or fewer knobs in one condition than `{widest.label}`",
         )
         return
     failed: set[str] = set()
-    for rule in sorted(rules, key=lambda rule: not rule.origin.startswith("derived")):
+    for rule in sorted(every, key=lambda rule: not rule.origin.startswith("derived")):
         try:
-            evaluate_everywhere(rule, space.choices, space.fixed)
+            rules.evaluate_everywhere(rule, space.choices, space.fixed)
         except InputError as error:
             # A derived value that cannot be computed also fails every rule that reads it.
             if error.message not in failed:
@@ -371,9 +361,9 @@ def _check_evaluation(space: SearchSpace, problems: document.Problems) -> None:
 
 
 def _check_not_empty(space: SearchSpace, problems: document.Problems) -> None:
-    blamed = conflict(space.choices, space.fixed, space.rules)
+    blamed = rules.conflict(space.choices, space.fixed, space.rules)
     if not blamed:
-        blamed = conflict(space.choices, space.fixed, [*space.rules, *space.floor_rules()])
+        blamed = rules.conflict(space.choices, space.fixed, [*space.rules, *space.floor_rules()])
     if blamed:
         at = next((rule.origin for rule in blamed if rule.origin in problems.nodes), "knobs")
         names = sorted({name for rule in blamed for name in rule.inputs})
@@ -384,12 +374,12 @@ def _check_not_empty(space: SearchSpace, problems: document.Problems) -> None:
         )
 
 
-def _together(rules: list[Rule], problems: document.Problems) -> str:
-    def line(rule: Rule) -> str:
+def _together(blamed: list[rules.Rule], problems: document.Problems) -> str:
+    def line(rule: rules.Rule) -> str:
         node = problems.nodes.get(rule.origin)
         return f" (line {node.start_mark.line + 1})" if node is not None else ""
 
-    return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in rules)
+    return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in blamed)
 
 
 def _check_baseline(space: SearchSpace, problems: document.Problems) -> None:

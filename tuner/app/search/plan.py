@@ -14,13 +14,7 @@ from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.recommendation import Recommended
 from tuner.app.search import supported
 from tuner.app.target import CannotRunError, Target, check_conditions
-from tuner.core.errors import (
-    InputError,
-    NothingFitsError,
-    TunerError,
-    UnavailableError,
-    missing_extra,
-)
+from tuner.core import errors
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
@@ -122,7 +116,7 @@ class SkippedGpu:
     """A GPU type on which no trial is run, and why."""
 
     target: Target
-    error: TunerError
+    error: errors.TunerError
 
     @property
     def reason(self) -> str:
@@ -155,7 +149,7 @@ def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[Search
     for target in targets:
         try:
             plans.append(make_plan(target, options))
-        except (CannotRunError, UnavailableError) as error:
+        except (CannotRunError, errors.UnavailableError) as error:
             plans.append(SkippedGpu(target, error))
     refused = [plan for plan in plans if isinstance(plan, SkippedGpu)]
     if len(refused) == len(plans):
@@ -163,12 +157,12 @@ def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[Search
     return plans
 
 
-def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
+def none_left(refused: Sequence[SkippedGpu]) -> errors.TunerError:
     """The error where every GPU type is refused, with all reasons."""
     if len(refused) == 1:
         return refused[0].error
-    missing = all(isinstance(one.error, UnavailableError) for one in refused)
-    kind = UnavailableError if missing else NothingFitsError
+    missing = all(isinstance(one.error, errors.UnavailableError) for one in refused)
+    kind = errors.UnavailableError if missing else errors.NothingFitsError
     return kind(
         "none of these GPU types can be searched:\n"
         + "\n".join(f"  {one.target.gpu.id}: {one.reason}" for one in refused),
@@ -183,7 +177,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
     if options.metrics and options.address is not None:
-        raise InputError(
+        raise errors.InputError(
             f"--metrics is for a cluster of its own; the one at {options.address!r} offers the "
             "metrics of searches where it offers Ray's",
             hint="leave --metrics out, and scrape the ports of that cluster's nodes",
@@ -232,7 +226,7 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     """
     names = (*("torch", "transformers") * space.predictable, "ray", "optuna")
     missing = next((name for name in names if find_spec(name) is None), None)
-    needed = missing_extra(ModuleNotFoundError(name=missing))
+    needed = errors.missing_extra(ModuleNotFoundError(name=missing))
     may_predict = options.mode is Mode.AUTO and options.address is None
     if needed and not may_predict and options.mode is not Mode.PREDICT:
         raise needed
@@ -270,15 +264,15 @@ def check_study(path: Path | None) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        raise InputError(f"--study {str(path)!r} is in a folder that does not exist")
+        raise errors.InputError(f"--study {str(path)!r} is in a folder that does not exist")
     if not path.exists():
         return
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not a file"
-        raise InputError(f"--study {str(path)!r} is {kind}", hint="name a file")
+        raise errors.InputError(f"--study {str(path)!r} is {kind}", hint="name a file")
     with path.open("rb") as file:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
-        raise InputError(
+        raise errors.InputError(
             f"--study {str(path)!r} exists and is not an Optuna study", hint="name a new file"
         )
