@@ -329,12 +329,12 @@ def traced(
 
     `said` gets what tells each of them from others.
     """
-    subject, traces = Subject("causal_lm", model), Traces(anew=True)
-    found = (traces.structure(subject, one, get_gpu(gpu)) for one in configurations)
+    traces = Traces(Subject("causal_lm", model), anew=True)
+    found = (traces.structure(one, get_gpu(gpu)) for one in configurations)
     every = dict.fromkeys(one for one in found if one is not None)
     said |= {one.key: one.said for one in every}
     wanted = [one for one in every if one.key not in there]
-    for _ in trace_timelines(subject, wanted, traces, workers=usable_cpus()):
+    for _ in trace_timelines(wanted, traces, workers=usable_cpus()):
         pass
     return {one.key: sized for one, sized in traces.timelines.items()}
 

@@ -58,7 +58,7 @@ def require_same(subject, configuration, gpu, *, traces=None, allocated_rel=0):
     Where layers of two kinds take turns, what is allocated may be off by `allocated_rel`: masks and
     position embeddings live until the first layer of their kind, which is another one.
     """
-    deep = (traces or Traces()).of(subject, configuration, gpu)
+    deep = (traces or Traces(subject)).of(configuration, gpu)
     full = Training.of(
         trace(
             subject.workload,
@@ -143,7 +143,7 @@ def test_what_fails_at_full_depth_is_not_hidden(tmp_path, monkeypatch):
     monkeypatch.setattr(deepening, "trace", broken)
     monkeypatch.setattr("tuner.predict.tracing.trace.trace", broken)
     with pytest.raises(RuntimeError, match="a fault of the trace"):
-        Traces().of(subject, configuration, gpu)
+        Traces(subject).of(configuration, gpu)
 
 
 SIZES = [
@@ -159,7 +159,7 @@ SIZES = [
 def test_one_structure_is_traced_once_for_all_sizes_and_optimizers(tmp_path, depths):
     subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     configuration, gpu = next(each for each in drawn(9) if each[0]["lora_rank"])
-    traces = Traces()
+    traces = Traces(subject)
     for number, sizes in enumerate(SIZES):
         asked = Configuration({**configuration, **sizes, "lora_rank": 8 + number})
         require_same(subject, asked, gpu, traces=traces)
@@ -181,16 +181,16 @@ def test_an_evaluation_may_fill_tiles_that_a_step_does_not(tmp_path, depths, row
 
 @pytest.mark.parametrize("model", ["smollm2-360m", "gemma-3-1b", "tinyllama-1.1b", "gpt2"])
 def test_the_points_at_which_a_structure_is_traced_are_of_it(model):
-    subject, traces = Subject("causal_lm", model), Traces()
+    traces = Traces(Subject("causal_lm", model))
     lengths = [n for n in (512, 700, 4097, 5000) if model != "gpt2" or n < 1024]
     sizes = itertools.product(lengths, (1, 2), ("transformers", "chunked"))
     for (configuration, gpu), (length, batch, loss) in itertools.product(drawn(6), sizes):
         more = {"max_length": length, "micro_batch": batch, "loss": loss}
         asked = Configuration({**configuration, **more})
-        structure = traces.structure(subject, asked, gpu)
+        structure = traces.structure(asked, gpu)
         (first, second), third = structure.probes()
         for probe in (first, second, third):
-            assert traces.structure(subject, structure.configuration(probe), gpu) == structure
+            assert traces.structure(structure.configuration(probe), gpu) == structure
 
 
 @pytest.mark.proof
@@ -213,7 +213,7 @@ def test_an_answer_from_disk_is_the_same(tmp_path, monkeypatch, depths):
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
     subject = Subject("causal_lm", shallow_model(tmp_path, "qwen2.5-1.5b", LAYERS))
     ((configuration, gpu),) = drawn(1)
-    first, second = (Traces().of(subject, configuration, gpu).course for _ in range(2))
+    first, second = (Traces(subject).of(configuration, gpu).course for _ in range(2))
     for name in ("events", "sizes_bytes", "rows"):
         assert_array_equal(getattr(first, name), getattr(second, name))
     assert (first.marks, first.paged_bytes) == (second.marks, second.paged_bytes)
@@ -248,7 +248,7 @@ def test_a_model_whose_layers_differ_is_traced_as_a_whole(monkeypatch, depths, m
     monkeypatch.setattr(deepening, "LEAST_LAYERS", (2, 2))
     subject = Subject("causal_lm", model)
     ((configuration, gpu),) = drawn(1)
-    structure = Traces().structure(subject, configuration, gpu)
+    structure = Traces(subject).structure(configuration, gpu)
     deepening.sized_timeline(subject.workload, subject.model_config, structure)
     assert depths == 2 * [subject.model_config.get_text_config().num_hidden_layers]
 
@@ -259,7 +259,7 @@ def test_models_of_one_shape_have_one_timeline():
     found = []
     for model in ("llama-3-8b", "llama-3.1-8b"):
         subject = Subject("causal_lm", model)
-        structure = Traces().structure(subject, configuration, gpu)
+        structure = Traces(subject).structure(configuration, gpu)
         sized = deepening.sized_timeline(subject.workload, subject.model_config, structure)
         found.append((subject.architecture.digest, structure.key, to_arrays(sized)))
     assert found[0][:2] == found[1][:2]

@@ -94,7 +94,7 @@ def test_a_step_has_the_kernels_of_its_prediction(name):
     gpu_name, chosen = CASES[name]
     gpu, settings = get_gpu(gpu_name), {**SIZES, **chosen}
     space, configuration = one_configuration(None, TINY, settings)
-    traced = Traces().of(Subject(space.workload, TINY), configuration, gpu)
+    traced = Traces(Subject(space.workload, TINY)).of(configuration, gpu)
     work = step_work(traced, configuration, gpu)
     ran = Machine(gpu).call(emulated_works, settings).value
     for updates, works, executions in (

@@ -26,47 +26,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Check": "tuner.app.api.programs",
-    "Estimate": "tuner.app.estimate",
-    "InputError": "tuner.core.errors",
-    "NothingFitsError": "tuner.core.errors",
-    "Recommendation": "tuner.app.api.result",
-    "SearchResult": "tuner.app.api.result",
-    "SearchResults": "tuner.app.api.result",
-    "SearchSpace": "tuner.space",
-    "TunerError": "tuner.core.errors",
-    "UnavailableError": "tuner.core.errors",
-    "check": "tuner.app.api.programs",
-    "emulate": "tuner.app.api.programs",
-    "estimate": "tuner.app.api.searching",
-    "load": "tuner.app.api.searching",
-    "load_results": "tuner.app.api.searching",
-    "load_space": "tuner.space",
-    "search": "tuner.app.api.searching",
-    "tune": "tuner.app.api.programs",
+    name: home
+    for home, names in {
+        "tuner.app.api.programs": "Check check emulate tune",
+        "tuner.app.estimate": "Estimate",
+        "tuner.core.errors": "InputError NothingFitsError TunerError UnavailableError",
+        "tuner.app.api.result": "Recommendation SearchResult SearchResults",
+        "tuner.space": "SearchSpace load_space",
+        "tuner.app.api.searching": "estimate load load_results search",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
-    "Check",
-    "Estimate",
-    "InputError",
-    "NothingFitsError",
-    "Recommendation",
-    "SearchResult",
-    "SearchResults",
-    "SearchSpace",
-    "TunerError",
-    "UnavailableError",
-    "__version__",
-    "check",
-    "emulate",
-    "estimate",
-    "load",
-    "load_results",
-    "load_space",
-    "search",
-    "tune",
-]
+    "Check", "Estimate", "InputError", "NothingFitsError", "Recommendation", "SearchResult",
+    "SearchResults", "SearchSpace", "TunerError", "UnavailableError", "__version__", "check",
+    "emulate", "estimate", "load", "load_results", "load_space", "search", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

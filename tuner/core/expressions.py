@@ -176,7 +176,14 @@ def compile_expression(
         _check_node(node, text)
     for name in _value_names(tree):
         if name not in names:
-            raise _unknown_name(name, text, names, words)
+            close = nearest(name, names)
+            if name in words:
+                hint = f"a word needs quotes: '{name}'"
+            elif close:
+                hint = f"did you mean {close!r}?"
+            else:
+                hint = f"allowed: {', '.join(sorted(names))}"
+            raise InputError(f"unknown name {name!r} in {text!r}", hint=hint)
     return Expression(text, tree)
 
 
@@ -300,19 +307,6 @@ def _value_names(tree: ast.AST) -> list[str]:
     """The names that stand for values, in order of appearance, functions left out."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in called]
-
-
-def _unknown_name(
-    name: str, text: str, names: Collection[str], words: Collection[str]
-) -> InputError:
-    close = nearest(name, names)
-    if name in words:
-        hint = f"a word needs quotes: '{name}'"
-    elif close:
-        hint = f"did you mean {close!r}?"
-    else:
-        hint = f"allowed: {', '.join(sorted(names))}"
-    return InputError(f"unknown name {name!r} in {text!r}", hint=hint)
 
 
 def _words(node: ast.expr) -> list[str]:

@@ -41,16 +41,15 @@ def not_supported(vendor: str) -> str:
 class Gpu:
     """One GPU type.
 
-    `memory_bytes` is what torch reports as `total_memory`. `flops` has the dense peak per
-    precision in operations per second; a precision it lacks has its reason in `unsupported`.
-    `context_bytes` is what a process holds on the device beyond what torch has reserved.
-    `power_w` is the board's default power limit in watts, None where it is not known or differs
-    between boards of the type. `l2_bytes` is the size of its L2 cache, None where it is not known.
-    `link_bytes_per_s` is what one GPU sends to another of its machine,
-    in one direction, and `network_bytes_per_s` what it has of its machine's network cards; None
-    where that is not known. `nccl_channels` are those that NCCL opens over NVLink in the type's
-    usual machine. `sources` says where the numbers come from, by group (device, memory, tflops,
-    bandwidth, l2, link, network, nccl, power, context, price).
+    `memory_bytes` is what torch reports as `total_memory`. `flops` has the dense peak per precision
+    in operations per second; a precision it lacks has its reason in `unsupported`. `context_bytes`
+    is what a process holds on the device beyond what torch has reserved. `power_w` is the board's
+    default power limit in watts, None where it is not known or differs between boards of the type.
+    `l2_bytes` is the size of its L2 cache, None where it is not known. `link_bytes_per_s` is what
+    one GPU sends to another of its machine, in one direction, and `network_bytes_per_s` what it has
+    of its machine's network cards; None where that is not known. `nccl_channels` are those that
+    NCCL opens over NVLink in the type's usual machine. `sources` says where the numbers come from,
+    by group (device, memory, tflops, bandwidth, l2, link, network, nccl, power, context, price).
     """
 
     id: str

@@ -118,10 +118,9 @@ def end_child(child: int, *, deadline_s: float) -> int | None:
 def end_children(*, deadline_s: float) -> tuple[int, ...]:
     """End and reap all children of this process, and those that it inherits meanwhile.
 
-    Must be called by a subreaper with one thread. Helpers get `GRACE_S` to end by themselves;
-    then those that remove shared memory of others (`_CLEANERS`) get as long again, after the
-    processes whose end they wait for. Returns the ids of those that did not end within
-    `deadline_s`.
+    Must be called by a subreaper with one thread. Helpers get `GRACE_S` to end by themselves; then
+    those that remove shared memory of others (`_CLEANERS`) get as long again, after the processes
+    whose end they wait for. Returns the ids of those that did not end within `deadline_s`.
     """
     began = time.monotonic()
     while _reap():
@@ -298,8 +297,7 @@ def oom_kills() -> int | None:
     """Processes of this control group that the kernel has killed for lack of memory since boot.
 
     It does not matter which limit was reached. None if the control group has no such counter.
-    Sources: kernel documentation, cgroup-v2 (memory.events) and
-    cgroup-v1 (memory.oom_control).
+    Sources: kernel documentation, cgroup-v2 (memory.events) and cgroup-v1 (memory.oom_control).
     """
     for path in _counters():
         try:

@@ -20,16 +20,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tuner.core import processes
+from tuner.core import processes, supervised
 from tuner.core.leftovers import Leftovers, leftovers
-from tuner.core.supervised import (
-    END_WITHIN_S,
-    TELL_WITHIN_S,
-    ProgramEnd,
-    ProgramTask,
-    StoppedBy,
-    Tail,
-)
 
 _LOOK_EVERY_S = 1.0
 _TOLD_EVERY_S = 0.05
@@ -47,7 +39,7 @@ def main() -> int:
         return 1
     processes.become_subreaper()
     try:
-        task: ProgramTask = connection.recv()
+        task: supervised.ProgramTask = connection.recv()
         answer = _run(task, connection, alive)
         with contextlib.suppress(ConnectionError):  # the caller is gone
             connection.send(answer)
@@ -56,7 +48,9 @@ def main() -> int:
     return 0
 
 
-def _run(task: ProgramTask, connection: Connection[Any, Any], alive: int) -> ProgramEnd | str:
+def _run(
+    task: supervised.ProgramTask, connection: Connection[Any, Any], alive: int
+) -> supervised.ProgramEnd | str:
     with leftovers(os.getpid()) as found:
         try:
             program = _Program(task, found, (connection.fileno(), alive))
@@ -68,9 +62,9 @@ def _run(task: ProgramTask, connection: Connection[Any, Any], alive: int) -> Pro
             stopped_by = program.follow(task)
         finally:
             found.look(now=True)
-            status = processes.end_child(program.pid, deadline_s=END_WITHIN_S)
-            left = processes.end_children(deadline_s=END_WITHIN_S)
-    return ProgramEnd(
+            status = processes.end_child(program.pid, deadline_s=supervised.END_WITHIN_S)
+            left = processes.end_children(deadline_s=supervised.END_WITHIN_S)
+    return supervised.ProgramEnd(
         exit_status=-signal.SIGKILL if status is None else status,
         stopped_by=stopped_by,
         tail=program.last_output(),
@@ -88,9 +82,11 @@ class _Program:
     Raises `OSError` if it can't be started.
     """
 
-    def __init__(self, task: ProgramTask, found: Leftovers, stops: tuple[int, ...]) -> None:
+    def __init__(
+        self, task: supervised.ProgramTask, found: Leftovers, stops: tuple[int, ...]
+    ) -> None:
         self._found = found
-        self._tail = Tail()
+        self._tail = supervised.Tail()
         self._output: int | None = None
         output = None
         if task.is_quiet:
@@ -107,7 +103,7 @@ class _Program:
             if source is not None:
                 self._selector.register(source, selectors.EVENT_READ)
 
-    def follow(self, task: ProgramTask) -> StoppedBy | None:
+    def follow(self, task: supervised.ProgramTask) -> supervised.StoppedBy | None:
         """Listen until the program has ended (None) or is to be ended (why)."""
         until_s = math.inf if task.timeout_s is None else time.monotonic() + task.timeout_s
         try:
@@ -135,7 +131,7 @@ class _Program:
         """
         me = os.getpid()
         told = [pid for pid in processes.descendants(me) if processes.tell(pid, number, below=me)]
-        until_s = time.monotonic() + TELL_WITHIN_S
+        until_s = time.monotonic() + supervised.TELL_WITHIN_S
         while any(processes.handles(pid, number) for pid in told) and time.monotonic() < until_s:
             self._listen(_TOLD_EVERY_S)
 
@@ -160,7 +156,7 @@ class _Program:
         return bool(data)
 
 
-def _started(task: ProgramTask, found: Leftovers, output: int | None) -> int:
+def _started(task: supervised.ProgramTask, found: Leftovers, output: int | None) -> int:
     """The process id of the program, which has just been started."""
     owner = os.getpid()
     name, _, value = task.mark.partition("=")

@@ -21,53 +21,41 @@ from tuner.cost.sized import OptimizerSteps, SizedTimeline
 from tuner.predict.compiler.structure import Structure
 from tuner.predict.predict import predict
 from tuner.predict.shipped import can_trace
-from tuner.predict.traces import Subject, Traces
+from tuner.predict.traces import Traces
 
 
 def trace_timelines(
-    subject: Subject, structures: Iterable[Structure], traces: Traces, *, workers: int
+    structures: Iterable[Structure], traces: Traces, *, workers: int
 ) -> Iterator[Structure]:
     """Have the timelines that `traces` lacks; each structure as it is done."""
-    missing = [each for each in structures if traces.lacks(subject, each)]
+    missing = [each for each in structures if traces.lacks(each)]
     if missing and can_trace():
-        subject.resolve()
-    for structure, sized in in_forks(_sized, missing, (subject, traces), workers=workers):
+        traces.subject.resolve()
+    for structure, sized in in_forks(Traces.sized, missing, traces, workers=workers):
         traces.keep(structure, sized)
         yield structure
 
 
 def trace_optimizers(
-    subject: Subject,
-    wanted: Iterable[tuple[SizedTimeline, Configuration]],
-    traces: Traces,
-    *,
-    workers: int,
+    wanted: Iterable[tuple[SizedTimeline, Configuration]], traces: Traces, *, workers: int
 ) -> None:
     """Have the steps of optimizers that `traces` lacks: those of configurations with a timeline."""
     entries = {traces.optimizer_entry(sized, each): (sized, each) for sized, each in wanted}
-    missing = [
-        (entry, pair) for entry, pair in entries.items() if traces.lacks_steps(subject, *pair)
-    ]
-    for (entry, _), steps in in_forks(_steps, missing, (subject, traces), workers=workers):
+    missing = [(entry, pair) for entry, pair in entries.items() if traces.lacks_steps(*pair)]
+    for (entry, _), steps in in_forks(_steps, missing, traces, workers=workers):
         traces.keep_steps(entry, steps)
 
 
 def trace_all(
-    subject: Subject,
-    configurations: Sequence[Configuration],
-    gpu: Gpu,
-    traces: Traces,
-    *,
-    workers: int,
-    **how: Any,
+    configurations: Sequence[Configuration], gpu: Gpu, traces: Traces, *, workers: int, **how: Any
 ) -> list[Prediction]:
     """A prediction of each configuration at full depth, in their order; `how` as for `predict`."""
-    structures = {traces.structure(subject, each, gpu) for each in configurations}
+    structures = {traces.structure(each, gpu) for each in configurations}
     wanted = [structure for structure in structures if structure is not None]
-    for _ in trace_timelines(subject, wanted, traces, workers=workers):
+    for _ in trace_timelines(wanted, traces, workers=workers):
         pass
     distinct = [*{each.key: each for each in configurations}.values()]
-    known = subject, traces, gpu, how
+    known = traces, gpu, how
     traced = in_forks(_predicted, distinct, known, workers=workers, traces=None in structures)
     found = {configuration.key: prediction for configuration, prediction in traced}
     return [found[configuration.key] for configuration in configurations]
@@ -181,20 +169,15 @@ def _in_worker(function: Callable[[Any, _Item], _Result], item: _Item) -> _Resul
     return function(_worker_subject, item)
 
 
-def _sized(known: tuple[Subject, Traces], structure: Structure) -> SizedTimeline | None:
-    subject, traces = known
-    return traces.sized(subject, structure)
-
-
 def _steps(
-    known: tuple[Subject, Traces], wanted: tuple[str, tuple[SizedTimeline, Configuration]]
+    traces: Traces, wanted: tuple[str, tuple[SizedTimeline, Configuration]]
 ) -> OptimizerSteps:
-    (subject, traces), (_, (sized, configuration)) = known, wanted
-    return traces.optimizer(subject, sized, configuration)
+    _, (sized, configuration) = wanted
+    return traces.optimizer(sized, configuration)
 
 
 def _predicted(
-    known: tuple[Subject, Traces, Gpu, dict[str, Any]], configuration: Configuration
+    known: tuple[Traces, Gpu, dict[str, Any]], configuration: Configuration
 ) -> Prediction:
-    subject, traces, gpu, how = known
-    return predict(subject, configuration, gpu, traces=traces, **how)
+    traces, gpu, how = known
+    return predict(traces.subject, configuration, gpu, traces=traces, **how)

@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from tuner.core.gpu import Gpu
 from tuner.core.records import Configuration, Memory, MemoryCategory, Phase
-from tuner.cost.allocator import (
-    LARGE_OWN_SEGMENT_BYTES,
-    MIN_BLOCK_BYTES,
-    ROUND_LARGE_BYTES,
-    SMALL_LIMIT_BYTES,
-)
+from tuner.cost import allocator
 from tuner.cost.library_memory import cublas_workspace_bytes
 from tuner.cost.memory import CATEGORIES
 from tuner.cost.sized import OptimizerSteps, SizedTimeline, Span, rows_of
@@ -175,9 +170,11 @@ def _bytes(sizes: Floats | NDArray[np.int64]) -> tuple[Floats, Floats]:
     A large block gets a segment of its own, and a rest of up to 1 MiB in it is not split off:
     `max_memory_allocated` counts it. Blocks that share a segment count as rounded.
     """
-    rounded = np.ceil(sizes / MIN_BLOCK_BYTES - 1e-9) * MIN_BLOCK_BYTES
-    segments = np.ceil(rounded / ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
-    whole = (rounded >= LARGE_OWN_SEGMENT_BYTES) & (segments - rounded <= SMALL_LIMIT_BYTES)
+    rounded = np.ceil(sizes / allocator.MIN_BLOCK_BYTES - 1e-9) * allocator.MIN_BLOCK_BYTES
+    segments = np.ceil(rounded / allocator.ROUND_LARGE_BYTES) * allocator.ROUND_LARGE_BYTES
+    whole = (rounded >= allocator.LARGE_OWN_SEGMENT_BYTES) & (
+        segments - rounded <= allocator.SMALL_LIMIT_BYTES
+    )
     return rounded, np.where(whole, segments, rounded)
 
 

@@ -28,14 +28,8 @@ Shape = tuple[int, int, int]
 """(m, n, k) of a product of [m, k] by [k, n]."""
 
 TRAINING_WIDTHS = (
-    (2048, 2048),
-    (4096, 4096),
-    (14336, 4096),
-    (32000, 2048),
-    (128, 4096),
-    (16, 4096),
-    (64, 14336),
-)
+    (2048, 2048), (4096, 4096), (14336, 4096), (32000, 2048), (128, 4096), (16, 4096), (64, 14336),
+)  # fmt: skip
 """Output and input width of layers: square ones, MLPs, output heads, LoRA of rank 16 to 128."""
 
 TRAINING_TOKENS = (512, 2048, 8192)

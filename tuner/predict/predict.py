@@ -157,16 +157,16 @@ def predict(
     memory is `short`, an evaluation gets what the steps left free. Raises `InputError` when the
     GPU cannot run it or the model cannot be built from it.
     """
-    traces = traces or Traces()
+    traces = traces or Traces(subject)
     gpu, kernel_times, rates = on_measured_device(gpu, profile, configuration)
     require_supported(configuration, gpu)
     parallelism = Parallelism.of(configuration)
-    traced = traces.of(subject, configuration, gpu)
+    traced = traces.of(configuration, gpu)
     # DDP issues its own copies from C++, which costs no host time as the model's operators do.
     worked = traced
     if parallelism.is_replicated:
         alone = Configuration({**configuration, GPUS_PER_TRIAL: 1, MACHINES: 1})
-        worked = traces.of(subject, alone, gpu)
+        worked = traces.of(alone, gpu)
     settings, _ = AllocatorSettings.of(str(configuration.get("allocator", "")))
     memory = traces.memory(traced, context_bytes=gpu.context_bytes, settings=settings, short=short)
     memory = with_nccl(memory, gpu, configuration)
@@ -329,7 +329,7 @@ def trace_timeline(
     """
     gpu, kernel_times, _ = on_measured_device(gpu, profile)
     require_supported(configuration, gpu, model=architecture(subject.model))
-    traced = Traces().of(subject, configuration, gpu)
+    traced = Traces(subject).of(configuration, gpu)
     work, allow_tf32 = step_work(traced, configuration, gpu), configuration["precision"] == "tf32"
     seconds = _phase_seconds(traced, work, gpu, kernel_times, allow_tf32)
     settings, _ = AllocatorSettings.of(str(configuration.get("allocator", "")))

@@ -76,8 +76,8 @@ class Predictor:
 
     def __init__(self, workload: str, model: str, *, workers: int = 0, anew: bool = False) -> None:
         self._workers = workers
-        self._traces = Traces(anew=anew)
         self._subject = Subject(workload, model)
+        self._traces = Traces(self._subject, anew=anew)
 
     def predict(
         self,
@@ -109,10 +109,10 @@ class Predictor:
             return
         distinct: dict[Any, Configuration] = {}
         for one in map(_alone, configurations):
-            structure = self._traces.structure(self._subject, one, gpu)
+            structure = self._traces.structure(one, gpu)
             distinct.setdefault((structure, _optimizer_of(one)), one)
         for (structure, _), one in distinct.items():
-            self._traces.require(self._subject, structure, one)
+            self._traces.require(structure, one)
 
     @property
     def at_once(self) -> int:
@@ -136,9 +136,7 @@ class Predictor:
         missing = [place for place, prediction in enumerate(found) if prediction is None]
         if missing:
             chosen = [configurations[place] for place in missing]
-            traced = trace_all(
-                self._subject, chosen, gpu, self._traces, workers=self._workers, **how
-            )
+            traced = trace_all(chosen, gpu, self._traces, workers=self._workers, **how)
             for place, prediction in zip(missing, traced, strict=True):
                 cache.write_json(entries[place], [prediction.to_dict()])
                 found[place] = prediction
@@ -170,7 +168,7 @@ class Predictor:
         self._require_supported(configurations, gpu)
         places: dict[Structure | None, list[int]] = {}
         for index, configuration in enumerate(configurations):
-            structure = self._traces.structure(self._subject, _alone(configuration), gpu)
+            structure = self._traces.structure(_alone(configuration), gpu)
             places.setdefault(structure, []).append(index)
         groups = []
         for sized, indices in self._sized(places, on_progress):
@@ -181,13 +179,13 @@ class Predictor:
             for some in by_allocator.values():
                 groups.append(_Group(sized, tuple(some), tuple(configurations[n] for n in some)))
         wanted = [(group.sized, one) for group in groups for one in group.by_optimizer().values()]
-        trace_optimizers(self._subject, wanted, self._traces, workers=self._workers)
+        trace_optimizers(wanted, self._traces, workers=self._workers)
         estimated = {index for group in groups for index in group.indices}
         in_full = {i: c for i, c in enumerate(configurations) if i not in estimated}
         _check_traced_in_full(len(in_full))
         traced = self.traced([*in_full.values()], gpu, **how)
         results = dict(zip(in_full, traced, strict=True))
-        known = groups, self._subject, self._traces, gpu, how
+        known = groups, self._traces, gpu, how
         for place, (found, exact) in in_forks(
             _of_group, range(len(groups)), known, workers=self._workers, traces=False
         ):
@@ -201,25 +199,25 @@ class Predictor:
     ) -> list[tuple[SizedTimeline, list[int]]]:
         """The timelines of structures, with the places of their configurations."""
         wanted = [structure for structure in places if structure is not None]
-        missing = sum(self._traces.lacks(self._subject, each) for each in wanted)
+        missing = sum(self._traces.lacks(each) for each in wanted)
         done = len(wanted) - missing
         if on_progress is not None and missing:
             on_progress(done, len(wanted))
-        for _ in trace_timelines(self._subject, wanted, self._traces, workers=self._workers):
+        for _ in trace_timelines(wanted, self._traces, workers=self._workers):
             done += 1
             if on_progress is not None:
                 on_progress(done, len(wanted))
-        found = ((self._traces.sized(self._subject, each), places[each]) for each in wanted)
+        found = ((self._traces.sized(each), places[each]) for each in wanted)
         return [(sized, indices) for sized, indices in found if sized is not None]
 
 
 def _of_group(
-    known: tuple[Sequence[_Group], Subject, Traces, Gpu, dict[str, Any]], place: int
+    known: tuple[Sequence[_Group], Traces, Gpu, dict[str, Any]], place: int
 ) -> tuple[list[Prediction], list[tuple[Configuration, Prediction]]]:
     """The predictions of a group, and those of its configurations that were replayed."""
-    groups, subject, traces, gpu, how = known
-    group = groups[place]
-    group.estimate(subject, traces, gpu, how["profile"])
+    groups, traces, gpu, how = known
+    group, subject = groups[place], traces.subject
+    group.estimate(traces, gpu, how["profile"])
     chosen = {one.key: one for one in map(_alone, group.to_replay())}
     exact = {key: predict(subject, one, gpu, traces=traces, **how) for key, one in chosen.items()}
     workload, gpu = subject.workload_name, group.gpu
@@ -258,17 +256,12 @@ class _Group:
     memory: list[Memory] = field(init=False)
     times: StepTimes = field(init=False)
 
-    def estimate(
-        self, subject: Subject, traces: Traces, gpu: Gpu, profile: DeviceProfile | None
-    ) -> None:
+    def estimate(self, traces: Traces, gpu: Gpu, profile: DeviceProfile | None) -> None:
         """Estimate each configuration on this GPU, or on one as a profile says."""
         self.gpu, kernel_times, self.rates = on_measured_device(
             gpu, profile, self.configurations[0]
         )
-        steps = {
-            key: traces.optimizer(subject, self.sized, one)
-            for key, one in self.by_optimizer().items()
-        }
+        steps = {key: traces.optimizer(self.sized, one) for key, one in self.by_optimizer().items()}
         each = [steps[_optimizer_of(one)] for one in self.configurations]
         self.estimates = Estimates(self.sized, self.configurations, each, self.gpu)
         self.memory = self.estimates.memory()

@@ -49,78 +49,48 @@ class Break:
 
     library: str
     release: str
+    concerns: str
     before: str
     since: str
     source: str
-    concerns: str
 
 
+# fmt: off
 BREAKS = (
-    Break(
-        "transformers",
-        "5.0",
-        "each expert is a linear layer, which bitsandbytes quantises",
-        "experts are one parameter, which bitsandbytes leaves unquantised",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1849",
-        EXPERTS,
-    ),
-    Break(
-        "trl",
-        "1.7",
-        "SFTTrainer has the whole logits, and a copy of them in fp32",
-        "SFTTrainer computes its loss in chunks, without the whole logits",
-        "https://github.com/huggingface/trl/pull/5846",
-        SFT,
-    ),
-    Break(
-        "trl",
-        "0.27",
-        "SFTTrainer prepares quantised models for k-bit training",
-        "SFTTrainer leaves quantised models as they are loaded",
-        "https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/sft_trainer.py",
-        SFT,
-    ),
-    Break(
-        "trl",
-        "0.22",
-        "SFTConfig trains without gradient checkpointing by default",
-        "SFTConfig turns gradient checkpointing on by default",
-        "https://github.com/huggingface/trl/blob/v0.22.0/trl/trainer/sft_config.py",
-        SFT,
-    ),
-    Break(
-        "transformers",
-        "4.46",
-        "the model returns its logits in fp32",
-        "the model returns its logits in its own type, and its loss widens them",
-        "https://github.com/huggingface/transformers/pull/34147",
-        LOGITS,
-    ),
-    Break(
-        "transformers",
-        "4.49",
-        "the loss copies the logits in fp32 once more to shift them",
-        "the loss shifts the labels, and does not copy the logits",
-        "https://github.com/huggingface/transformers/pull/35646",
-        LOGITS,
-    ),
-    Break(
-        "accelerate",
-        "1.13",
-        "all weights are widened to fp32 under mixed precision, frozen ones too",
-        "no weight is widened to fp32 in 1.13, by mistake",
-        "https://github.com/huggingface/accelerate/issues/3979",
-        FSDP2,
-    ),
-    Break(
-        "accelerate",
-        "1.14",
-        "trainable weights stay as they are in 1.13, by mistake",
-        "trainable weights are widened to fp32",
-        "https://github.com/huggingface/accelerate/issues/3979",
-        FSDP2,
-    ),
+    Break("transformers", "5.0", EXPERTS,
+          "each expert is a linear layer, which bitsandbytes quantises",
+          "experts are one parameter, which bitsandbytes leaves unquantised",
+          "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1849"),
+    Break("trl", "1.7", SFT,
+          "SFTTrainer has the whole logits, and a copy of them in fp32",
+          "SFTTrainer computes its loss in chunks, without the whole logits",
+          "https://github.com/huggingface/trl/pull/5846"),
+    Break("trl", "0.27", SFT,
+          "SFTTrainer prepares quantised models for k-bit training",
+          "SFTTrainer leaves quantised models as they are loaded",
+          "https://github.com/huggingface/trl/blob/v0.27.0/trl/trainer/sft_trainer.py"),
+    Break("trl", "0.22", SFT,
+          "SFTConfig trains without gradient checkpointing by default",
+          "SFTConfig turns gradient checkpointing on by default",
+          "https://github.com/huggingface/trl/blob/v0.22.0/trl/trainer/sft_config.py"),
+    Break("transformers", "4.46", LOGITS,
+          "the model returns its logits in fp32",
+          "the model returns its logits in its own type, and its loss widens them",
+          "https://github.com/huggingface/transformers/pull/34147"),
+    Break("transformers", "4.49", LOGITS,
+          "the loss copies the logits in fp32 once more to shift them",
+          "the loss shifts the labels, and does not copy the logits",
+          "https://github.com/huggingface/transformers/pull/35646"),
+    Break("accelerate", "1.13", FSDP2,
+          "all weights are widened to fp32 under mixed precision, frozen ones too",
+          "no weight is widened to fp32 in 1.13, by mistake",
+          "https://github.com/huggingface/accelerate/issues/3979"),
+    Break("accelerate", "1.14", FSDP2,
+          "trainable weights stay as they are in 1.13, by mistake",
+          "trainable weights are widened to fp32",
+          "https://github.com/huggingface/accelerate/issues/3979"),
 )
+# fmt: on
 """Breaks that were read in the libraries' code or the pull request that made them."""
 
 

@@ -43,13 +43,9 @@ PAGED_ELEMENTS = 100_000
 (`get_state_buffer` of bitsandbytes/optim/optimizer.py)."""
 
 SHIPPED_OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
+    "adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
     "sgd",
-)
+)  # fmt: skip
 """The optimizers whose steps ship."""
 
 _VERSIONS = "versions.json"

@@ -91,8 +91,8 @@ class Traces:
     With `anew` no timeline that comes with the package is taken.
     """
 
-    def __init__(self, *, anew: bool = False) -> None:
-        self._anew = anew
+    def __init__(self, subject: Subject, *, anew: bool = False) -> None:
+        self.subject, self._anew = subject, anew
         self._traces: dict[Any, Training] = {}
         """The last ones: each has hundreds of thousands of events."""
         self._structures: dict[tuple[str, tuple[int, int]], Structure] = {}
@@ -102,31 +102,29 @@ class Traces:
         self.replayed: dict[str, Memory] = {}
         """By `memory_key`, without a context."""
 
-    def of(self, subject: Subject, configuration: Configuration, gpu: Gpu) -> Training:
+    def of(self, configuration: Configuration, gpu: Gpu) -> Training:
         """The training of a configuration, made once for all GPUs with the same kernels."""
         capability = gpu.compute_capability
         workspace = cublas_workspace_bytes(capability)
-        of = (subject.workload_name, subject.architecture.digest)
+        of = (self.subject.workload_name, self.subject.architecture.digest)
         key = (*of, configuration.key, kernels_like(capability), workspace)
         if key not in self._traces:
             while len(self._traces) >= MOST_TRACES:
                 del self._traces[next(iter(self._traces))]
-            structure = self.structure(subject, configuration, gpu)
-            sized = None if structure is None else self.sized(subject, structure)
+            structure = self.structure(configuration, gpu)
+            sized = None if structure is None else self.sized(structure)
             self._traces[key] = (
-                _traced(subject, configuration, capability)
+                _traced(self.subject, configuration, capability)
                 if sized is None
-                else self._at(subject, sized, configuration, workspace)
+                else self._at(sized, configuration, workspace)
             )
         return self._traces[key]
 
-    def structure(
-        self, subject: Subject, configuration: Configuration, gpu: Gpu
-    ) -> Structure | None:
+    def structure(self, configuration: Configuration, gpu: Gpu) -> Structure | None:
         """The structure whose timeline is the configuration's; None where all of it is traced."""
         if not is_sized(configuration):
             return None
-        key, model = (configuration.key, gpu.compute_capability), subject.architecture
+        key, model = (configuration.key, gpu.compute_capability), self.subject.architecture
         if key not in self._structures:
             self._structures[key] = Structure.of(
                 configuration,
@@ -137,44 +135,42 @@ class Traces:
             )
         return self._structures[key]
 
-    def sized(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
+    def sized(self, structure: Structure) -> SizedTimeline | None:
         """The timeline of a structure; None where there is none for all sizes.
 
         Raises `UnavailableError` where none is known, and no library is installed to trace it.
         """
         if structure not in self._sized:
-            found = self._known(subject, structure)
+            found = self._known(structure)
             if found is None:
-                require_tracing(subject, _lacking(subject, structure))
+                require_tracing(self.subject, _lacking(self.subject, structure))
                 from tuner.predict.compiler.deepening import sized_timeline
 
-                found = sized_timeline(subject.workload, subject.model_config, structure)
+                found = sized_timeline(self.subject.workload, self.subject.model_config, structure)
                 if found is not None:
-                    cache.write_arrays(_entry(subject, structure), to_arrays(found))
+                    cache.write_arrays(_entry(self.subject, structure), to_arrays(found))
             self.keep(structure, found)
         return self._sized[structure]
 
-    def require(
-        self, subject: Subject, structure: Structure | None, configuration: Configuration
-    ) -> None:
+    def require(self, structure: Structure | None, configuration: Configuration) -> None:
         """Have the timeline of a configuration with this structure, and its optimizer's steps.
 
         Raises `UnavailableError` as `sized` does.
         """
-        sized = None if structure is None else self.sized(subject, structure)
+        sized = None if structure is None else self.sized(structure)
         if sized is None:
-            require_tracing(subject, f"these settings of {subject.model} are")
+            require_tracing(self.subject, f"these settings of {self.subject.model} are")
         else:
-            self.optimizer(subject, sized, configuration)
+            self.optimizer(sized, configuration)
 
     def keep(self, structure: Structure, sized: SizedTimeline | None) -> None:
         """Have this as the timeline of a structure."""
         self._sized[structure] = sized
 
-    def lacks(self, subject: Subject, structure: Structure) -> bool:
+    def lacks(self, structure: Structure) -> bool:
         """True if the timeline of a structure has yet to be traced."""
         if structure not in self._sized:
-            found = self._known(subject, structure)
+            found = self._known(structure)
             if found is None:
                 return True
             self.keep(structure, found)
@@ -185,14 +181,12 @@ class Traces:
         """The timelines so far."""
         return {of: found for of, found in self._sized.items() if found is not None}
 
-    def optimizer(
-        self, subject: Subject, sized: SizedTimeline, configuration: Configuration
-    ) -> OptimizerSteps:
+    def optimizer(self, sized: SizedTimeline, configuration: Configuration) -> OptimizerSteps:
         """The steps of a configuration's optimizer over the parameters that it trains."""
         entry = self.optimizer_entry(sized, configuration)
-        if self.lacks_steps(subject, sized, configuration):
+        if self.lacks_steps(sized, configuration):
             name, clip, scaled = _optimizer(configuration)
-            require_tracing(subject, f"optimizer={name} of {subject.model} is")
+            require_tracing(self.subject, f"optimizer={name} of {self.subject.model} is")
             from tuner.predict.compiler.deepening import optimizer_steps
 
             parameters = sized.parameters(point_of(configuration))
@@ -210,15 +204,13 @@ class Traces:
             self._entries[key] = cache.entry_name("steps", *map(str, optimizer), parameters)
         return self._entries[key]
 
-    def lacks_steps(
-        self, subject: Subject, sized: SizedTimeline, configuration: Configuration
-    ) -> bool:
+    def lacks_steps(self, sized: SizedTimeline, configuration: Configuration) -> bool:
         """True if the steps of an optimizer have yet to be traced."""
         entry = self.optimizer_entry(sized, configuration)
         if entry not in self._optimizers:
             found = cache.read_parsed(entry, OptimizerSteps)
             if found is None and self._takes_shipped:
-                digest, rank = subject.architecture.digest, point_of(configuration)[2]
+                digest, rank = self.subject.architecture.digest, point_of(configuration)[2]
                 name, clip, scaled = _optimizer(configuration)
                 found = shipped().optimizer(digest, name, sized, rank, clip=clip, scaled=scaled)
             if found is None:
@@ -261,17 +253,15 @@ class Traces:
         """True if a timeline that comes with tuner is as one made here would be."""
         return not self._anew and (not can_trace() or shipped().are_installed())
 
-    def _known(self, subject: Subject, structure: Structure) -> SizedTimeline | None:
-        found = cache.read_parsed(_entry(subject, structure), SizedTimeline)
+    def _known(self, structure: Structure) -> SizedTimeline | None:
+        found = cache.read_parsed(_entry(self.subject, structure), SizedTimeline)
         if found is None and self._takes_shipped:
-            found = shipped().timeline(subject.architecture.digest, structure.key)
+            found = shipped().timeline(self.subject.architecture.digest, structure.key)
         return found
 
-    def _at(
-        self, subject: Subject, sized: SizedTimeline, configuration: Configuration, workspace: int
-    ) -> Training:
+    def _at(self, sized: SizedTimeline, configuration: Configuration, workspace: int) -> Training:
         point = point_of(configuration)
-        optimizer = self.optimizer(subject, sized, configuration)
+        optimizer = self.optimizer(sized, configuration)
         accumulates = grad_accum_of(configuration) > 1
         trainable, total = sized.params(point)
         return Training(

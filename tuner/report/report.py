@@ -422,9 +422,8 @@ def write_view(folder: ResultsFolder, view: View, *, timeline_of: TimelineOf | N
 
     `timeline_of` works out the memory over a step of what is recommended.
 
-    The small files come first. Each replaces its predecessor in one step, so whoever
-    reads, and whoever interrupts, finds whole files. Raises `UnavailableError` when the
-    disk refuses one.
+    The small files come first. Each replaces its predecessor in one step, so whoever reads, and
+    whoever interrupts, finds whole files. Raises `UnavailableError` when the disk refuses one.
     """
     write_atomically(folder.pareto_csv, pareto_csv(view))
     text = best_yaml(

@@ -1,8 +1,7 @@
 """The finite set of valid configurations, as points for a sampler.
 
-Optuna knows only boxes of parameters, and the valid configurations are a subset of a box.
-A sampler's proposal is therefore moved to the nearest valid configuration that has not been
-tried.
+Optuna knows only boxes of parameters, and the valid configurations are a subset of a box. A
+sampler's proposal is therefore moved to the nearest valid configuration that has not been tried.
 """
 
 from __future__ import annotations

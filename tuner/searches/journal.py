@@ -138,7 +138,10 @@ def read_journal(path: Path) -> JournalContents:
     try:
         data = read_file(path, MAX_BYTES)
         if path.suffix == ".gz":
-            data = _unpacked(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise EOFError(f"it holds more than {MAX_BYTES >> 20} MiB")
     except FileNotFoundError:
         return JournalContents(())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -171,7 +174,15 @@ def _contents(path: Path, data: bytes) -> JournalContents:
         else:
             problems.append(Problem(parsed, f"{path}:{number}"))
     if problems:
-        raise _unreadable(path, problems)
+        more = len(problems) - MAX_PROBLEMS
+        message = f"{str(path)!r} has {len(problems)} line(s) that are not trial records"
+        if more > 0:
+            message += f" (the first {MAX_PROBLEMS} are listed)"
+        raise InputError(
+            message,
+            hint="move the file away or remove those lines; nothing was changed",
+            problems=problems[:MAX_PROBLEMS],
+        )
     return JournalContents(tuple(records), tuple(notes))
 
 
@@ -185,15 +196,6 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
             return
         yield number, data[start:end], True
         start = end + 1
-
-
-def _unpacked(data: bytes) -> bytes:
-    """The decompressed data. Raises EOFError if it is larger than `MAX_BYTES`."""
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        found = file.read(MAX_BYTES + 1)
-    if len(found) > MAX_BYTES:
-        raise EOFError(f"it holds more than {MAX_BYTES >> 20} MiB")
-    return found
 
 
 def latest(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -332,18 +334,6 @@ def _parse(line: bytes) -> TrialRecord | str:
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = ", or half of a surrogate pair (\\ud800), which is no character"
-
-
-def _unreadable(path: Path, problems: list[Problem]) -> InputError:
-    more = len(problems) - MAX_PROBLEMS
-    message = f"{str(path)!r} has {len(problems)} line(s) that are not trial records"
-    if more > 0:
-        message += f" (the first {MAX_PROBLEMS} are listed)"
-    return InputError(
-        message,
-        hint="move the file away or remove those lines; nothing was changed",
-        problems=problems[:MAX_PROBLEMS],
-    )
 
 
 def _standing(record: TrialRecord) -> tuple[bool, int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from yaml.nodes import MappingNode, Node, SequenceNode
+from yaml.nodes import MappingNode, SequenceNode
 
 from tuner.core.errors import InputError
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion, text_of
+from tuner.space.document import Entry, Place, Problems, suggestion, text_of
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -111,52 +111,52 @@ def is_meant(path: pathlib.Path, patterns: Collection[str]) -> bool:
     return not patterns or any(path.match(pattern) for pattern in patterns)
 
 
-def read_apply(entry: Entry, problems: Problems, nodes: dict[str, Node]) -> dict[str, ApplyTarget]:
-    """The targets by name; each expression is noted in `nodes` under "apply.NAME.KEY"."""
+def read_apply(entry: Entry) -> dict[str, ApplyTarget]:
+    """The targets by name; each expression is kept under "apply.NAME.KEY"."""
     found: dict[str, ApplyTarget] = {}
-    for target in mapping(entry.value, problems, entry.at).values():
-        parts = mapping(target.value, problems, target.at, allowed=_PARTS)
-        if isinstance(target.value, MappingNode) and "keys" not in parts:
-            problems.add(target.value, "keys is missing", at=target.at)
+    for target in entry.mapping().values():
+        parts = target.mapping(allowed=_PARTS)
+        if isinstance(target.node, MappingNode) and "keys" not in parts:
+            target.add("keys is missing")
         if "stage" in parts:
-            nodes[f"{target.at}.stage"] = parts["stage"].value
+            parts["stage"].keep(f"{target.at}.stage")
         found[target.name] = ApplyTarget(
             name=target.name,
-            keys=_keys(parts["keys"], target.at, problems, nodes) if "keys" in parts else {},
-            files=_patterns(parts.get("file"), problems),
-            stage=text_of(parts.get("stage"), problems),
+            keys=_keys(parts["keys"], target.at) if "keys" in parts else {},
+            files=_patterns(parts.get("file")),
+            stage=text_of(parts.get("stage")),
         )
     return found
 
 
-def _patterns(entry: Entry | None, problems: Problems) -> tuple[str, ...]:
+def _patterns(entry: Entry | None) -> tuple[str, ...]:
     """One pattern, or a list of them."""
     if entry is None:
         return ()
-    nodes = [entry.value]
-    if isinstance(entry.value, SequenceNode):
-        nodes = sequence(entry.value, problems, entry.at) or []
-    texts = [scalar(node, problems, entry.at) for node in nodes]
-    for node, text in zip(nodes, texts, strict=True):
+    places: list[Place] = [entry]
+    if isinstance(entry.node, SequenceNode):
+        places = entry.sequence() or []
+    texts = [place.scalar() for place in places]
+    for place, text in zip(places, texts, strict=True):
         if text == "":
-            problems.add(node, "a pattern is empty", at=entry.at)
+            place.add("a pattern is empty")
     return tuple(text for text in texts if text)
 
 
-def _keys(entry: Entry, at: str, problems: Problems, nodes: dict[str, Node]) -> dict[str, str]:
+def _keys(entry: Entry, at: str) -> dict[str, str]:
     keys: dict[str, str] = {}
-    for key in mapping(entry.value, problems, entry.at).values():
-        text = scalar(key.value, problems, key.at)
-        with problems.noting(key.key, at):
-            read_key(key.name)
+    for item in entry.mapping().values():
+        text = item.scalar()
+        with replace(item.key, at=at).noting():
+            read_key(item.name)
         if text is not None:
-            keys[key.name] = text.strip()
-            nodes[place_of(at.removeprefix("apply."), key.name)] = key.value
+            keys[item.name] = text.strip()
+            item.keep(place_of(at.removeprefix("apply."), item.name))
     return keys
 
 
 def place_of(target: str, key: str) -> str:
-    """The name under which `read_apply` notes where a key stands."""
+    """The name under which `read_apply` keeps where a key stands."""
     return f"apply.{target}.{key}"
 
 
@@ -164,17 +164,14 @@ def check_apply(
     targets: Mapping[str, ApplyTarget],
     stages: Collection[str],
     check: Callable[[str], object],
-    *,
-    nodes: Mapping[str, Node],
     problems: Problems,
 ) -> None:
     """Note stages that there are not, and what `check` refuses as an expression."""
     for target in targets.values():
         if target.stage is not None and target.stage not in stages:
-            at = f"apply.{target.name}.stage"
             hint = suggestion(target.stage, stages) if stages else "the space has no stages"
-            problems.add(nodes.get(at), f"unknown stage {target.stage[:60]!r}", at=at, hint=hint)
+            place = problems.place(f"apply.{target.name}.stage")
+            place.add(f"unknown stage {target.stage[:60]!r}", hint=hint)
         for key, text in target.keys.items():
-            at = place_of(target.name, key)
-            with problems.noting(nodes.get(at), at):
+            with problems.place(place_of(target.name, key)).noting():
                 check(text)

@@ -7,16 +7,16 @@ import json
 import shlex
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from yaml.nodes import Node, SequenceNode
+from yaml.nodes import SequenceNode
 
 from tuner.core.errors import InputError
 from tuner.core.expressions import compile_expression, show
 from tuner.core.records import Configuration, KnobValue
 from tuner.core.setup.distributed_knobs import GPUS_PER_TRIAL
-from tuner.space.document import Entry, Problems, mapping, scalar, sequence, suggestion, text_of
+from tuner.space.document import Entry, Place, Problems, suggestion, text_of
 
 COMMAND = "command"
 """The workload of a space that has a command."""
@@ -162,22 +162,21 @@ def read_command(
     if kind not in entries:
         for name in _BESIDE:
             if name in entries:
-                problems.add(entries[name].key, f"{name} is for a command, and there is none")
+                entries[name].key.add(f"{name} is for a command, and there is none")
         return None
     if kind == PROGRAM and COMMAND in entries:
-        problems.add(entries[COMMAND].key, "there is also a program", at=COMMAND, hint="keep one")
+        replace(entries[COMMAND].key, at=COMMAND).add("there is also a program", hint="keep one")
     # The settings of a program take the values: braces among its words mean nothing.
-    argv = _argv(entries[kind].value, names if kind == COMMAND else None, problems, kind)
+    argv = _argv(entries[kind], names if kind == COMMAND else None)
     folder = path.parent if path is not None else Path()
-    texts = {name: text_of(entries.get(name), problems) for name in _BESIDE if name != "env"}
+    texts = {name: text_of(entries.get(name)) for name in _BESIDE if name != "env"}
     cwd = _folder(folder, texts["cwd"] or ".")
     if cwd is None:
-        text = f"there is no folder {(texts['cwd'] or '.')[:200]!r}"
-        problems.add(entries["cwd"].value if "cwd" in entries else None, text, at="cwd")
+        problems.place("cwd").add(f"there is no folder {(texts['cwd'] or '.')[:200]!r}")
     return Command(
         argv,
         str(cwd or folder),
-        env=_environment(entries.get("env"), names, problems),
+        env=_environment(entries.get("env"), names),
         samples_per_step=texts["samples_per_step"] or (_batch(names) if kind == PROGRAM else None),
         progress=texts["progress"],
         is_program=kind == PROGRAM,
@@ -199,35 +198,35 @@ def _folder(base: Path, text: str) -> Path | None:
         return None
 
 
-def _argv(node: Node, names: frozenset[str] | None, problems: Problems, at: str) -> tuple[str, ...]:
+def _argv(entry: Entry, names: frozenset[str] | None) -> tuple[str, ...]:
     """The words; `names` may be placeholders in them, and None means that there are none."""
-    if isinstance(node, SequenceNode):
-        items = sequence(node, problems, at) or []
-        words = [(item, scalar(item, problems, at)) for item in items]
+    found: list[tuple[Place, str]] = []
+    if isinstance(entry.node, SequenceNode):
+        words = [(item, item.scalar()) for item in entry.sequence() or []]
         found = [(item, text) for item, text in words if text is not None]
     else:
-        line = scalar(node, problems, at)
+        line = entry.scalar()
         try:
-            found = [(node, word) for word in split(line or "")]
+            found = [(entry, word) for word in split(line or "")]
         except InputError as error:
-            problems.add_error(node, error, at=at)
+            entry.add_error(error)
             return ()
     if not found:
-        problems.add(node, f"the {at} is empty", at=at)
+        entry.add(f"the {entry.at} is empty")
     for item, text in found if names is not None else ():
-        with problems.noting(item, at):
+        with item.noting():
             check_placeholders(text, names or frozenset())
     return tuple(text for _, text in found)
 
 
-def _environment(entry: Entry | None, names: frozenset[str], problems: Problems) -> dict[str, str]:
+def _environment(entry: Entry | None, names: frozenset[str]) -> dict[str, str]:
     values: dict[str, str] = {}
-    for item in mapping(entry.value, problems, entry.at).values() if entry else ():
-        text = scalar(item.value, problems, item.at)
+    for item in entry.mapping().values() if entry else ():
+        text = item.scalar()
         if text is not None:
-            with problems.noting(item.value, item.at):
+            with item.noting():
                 check_placeholders(text, names)
             values[item.name] = text
         if "=" in item.name or item.name.startswith("TUNER_"):
-            problems.add(item.key, f"{item.name!r} cannot be set", at=entry.at if entry else "")
+            item.key.add(f"{item.name!r} cannot be set")
     return values

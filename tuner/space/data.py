@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
-
-from yaml.nodes import Node
 
 from tuner.core.errors import InputError, Problem, nearest
 from tuner.core.files import open_file
 from tuner.core.setup.schemas import KnobSchema
-from tuner.space.document import Entry, Problems, mapping, sequence
+from tuner.space.document import Entry, Place
 from tuner.space.knobs import read_value
 from tuner.space.lengths import TokenLengths
 
@@ -47,35 +45,36 @@ _FRACTION = KnobSchema(
 _WHOLE = KnobSchema("count", "int", "examples in a bin", default=0, minimum=0)
 
 
-def read_data(node: Node, problems: Problems) -> DataFacts:
+def read_data(entry: Entry) -> DataFacts:
     """The `data` mapping of a space."""
-    allowed = ("examples", "epochs", "token_lengths", "padding")
-    entries = mapping(node, problems, "data", allowed=allowed)
+    entries = entry.mapping(allowed=("examples", "epochs", "token_lengths", "padding"))
     facts = {
-        name: read_value(entries[name].value, term, problems, entries[name].at)
+        name: read_value(entries[name], term)
         for name, term in (("examples", _COUNT), ("epochs", _EPOCHS), ("padding", _PADDING))
         if name in entries
     }
     lengths = entries.get("token_lengths")
     return DataFacts(
         **facts,  # type: ignore[arg-type]  # each was read by the term of its type
-        token_lengths=_read_lengths(lengths, problems) if lengths else None,
+        token_lengths=_read_lengths(lengths) if lengths else None,
     )
 
 
-def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
+def _read_lengths(entry: Entry) -> TokenLengths | None:
     """Lengths from {mean, max}, {quantiles: {0.5: 129, ...}} or {histogram: {edges, counts}}."""
-    allowed = ("mean", "max", "quantiles", "histogram")
-    entries = mapping(entry.value, problems, entry.at, allowed=allowed)
+    entries = entry.mapping(allowed=("mean", "max", "quantiles", "histogram"))
     given = set(entries)
-    with problems.noting(entry.value, entry.at):
+    with entry.noting():
         if given == {"mean", "max"}:
-            return _summary(entries, problems)
+            mean, top = _numbers([entries["mean"]], _TOKENS), _numbers([entries["max"]], _WHOLE)
+            if not mean or not top:
+                return None
+            return TokenLengths.from_summary(mean=mean[0], longest=int(top[0]))
         if given == {"quantiles"}:
-            points = _quantile_points(entries["quantiles"], problems)
+            points = _quantile_points(entries["quantiles"])
             return TokenLengths.from_points(points) if points else None
         if given == {"histogram"}:
-            return TokenLengths.from_points(_histogram_points(entries["histogram"], problems))
+            return TokenLengths.from_points(_histogram_points(entries["histogram"]))
         raise InputError(
             "token_lengths needs {mean, max}, {quantiles: {0.5: 129, 1: 933}} or "
             "{histogram: {edges: [0, 128, 512], counts: [10, 3]}}"
@@ -83,18 +82,10 @@ def _read_lengths(entry: Entry, problems: Problems) -> TokenLengths | None:
     return None
 
 
-def _summary(entries: dict[str, Entry], problems: Problems) -> TokenLengths | None:
-    mean = _numbers([entries["mean"].value], _TOKENS, problems, entries["mean"].at)
-    top = _numbers([entries["max"].value], _WHOLE, problems, entries["max"].at)
-    if not mean or not top:
-        return None
-    return TokenLengths.from_summary(mean=mean[0], longest=int(top[0]))
-
-
-def _quantile_points(entry: Entry, problems: Problems) -> list[tuple[float, float]]:
-    pairs = mapping(entry.value, problems, entry.at)
-    fractions = _numbers([e.key for e in pairs.values()], _FRACTION, problems, entry.at)
-    tokens = _numbers([e.value for e in pairs.values()], _TOKENS, problems, entry.at)
+def _quantile_points(entry: Entry) -> list[tuple[float, float]]:
+    pairs = entry.mapping()
+    fractions = _numbers([pair.key for pair in pairs.values()], _FRACTION)
+    tokens = _numbers([replace(pair, at=entry.at) for pair in pairs.values()], _TOKENS)
     if len(fractions) != len(pairs) or len(tokens) != len(pairs):
         return []
     by_fraction = sorted(zip(fractions, tokens, strict=True))
@@ -104,13 +95,14 @@ def _quantile_points(entry: Entry, problems: Problems) -> list[tuple[float, floa
     return points if points[0][1] == 0 else [(0.0, 0.0), *points]
 
 
-def _histogram_points(entry: Entry, problems: Problems) -> list[tuple[float, float]]:
-    lists = mapping(entry.value, problems, entry.at, allowed=("edges", "counts"))
+def _histogram_points(entry: Entry) -> list[tuple[float, float]]:
+    lists = entry.mapping(allowed=("edges", "counts"))
     if set(lists) != {"edges", "counts"}:
         raise InputError("a histogram needs edges and counts")
-    nodes = {n: sequence(e.value, problems, e.at) or [] for n, e in lists.items()}
-    edges = _numbers(nodes["edges"], _TOKENS, problems, lists["edges"].at)
-    counts = _numbers(nodes["counts"], _WHOLE, problems, lists["counts"].at)
+    edges, counts = (
+        _numbers(lists[name].sequence() or [], term)
+        for name, term in (("edges", _TOKENS), ("counts", _WHOLE))
+    )
     if len(edges) != len(counts) + 1:
         raise InputError(f"{len(edges)} edges need {max(len(edges) - 1, 0)} counts")
     total = sum(counts)
@@ -120,8 +112,8 @@ def _histogram_points(entry: Entry, problems: Problems) -> list[tuple[float, flo
     return list(zip(edges, cumulative, strict=True))
 
 
-def _numbers(nodes: list[Node], term: KnobSchema, problems: Problems, at: str) -> list[float]:
-    values = [read_value(node, term, problems, at) for node in nodes[:1000]]
+def _numbers(places: Sequence[Place], term: KnobSchema) -> list[float]:
+    values = [read_value(place, term) for place in places[:1000]]
     return [value for value in values if isinstance(value, int | float)]
 
 

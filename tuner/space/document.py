@@ -43,31 +43,18 @@ SPACE = Form("search space", "name: my_space", "`tuner spaces` shows spaces to c
 
 @dataclass(slots=True)
 class Problems:
-    """Collects what is wrong in one file; `check` raises it all at once."""
+    """Collects what is wrong in one file; `check` raises it all at once.
+
+    `nodes` are those of places that are judged when all is read, by their names.
+    """
 
     file: str
     found: list[Problem] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
 
-    def add(
-        self, node: Node | None, message: str, *, at: str = "", hint: str | None = None
-    ) -> None:
-        """Note `message` for the line of `node` and the dotted place `at` ("knobs.lora_rank")."""
-        line = f":{node.start_mark.line + 1}" if node is not None else ""
-        where = f"{self.file}{line} {at}".rstrip()
-        self.found.append(Problem(f"{message} ({hint})" if hint else message, where))
-
-    def add_error(self, node: Node | None, error: InputError, *, at: str = "") -> None:
-        """Note an error that was raised about the text of `node`."""
-        for message in [error.message, *map(str, error.problems)]:
-            self.add(node, message, at=at, hint=error.hint)
-
-    @contextlib.contextmanager
-    def noting(self, node: Node | None, at: str) -> Iterator[None]:
-        """Inside, an `InputError` about the text of `node` is noted, and ends the block."""
-        try:
-            yield
-        except InputError as error:
-            self.add_error(node, error, at=at)
+    def place(self, at: str) -> Place:
+        """The place of this name; it has no line if it isn't among the `nodes`."""
+        return Place(self, self.nodes.get(at), at)
 
     def check(self) -> None:
         """Raise `InputError` with every problem, in the order of the lines, if there is one."""
@@ -156,89 +143,105 @@ def kind_of(node: Node) -> str:
     return "nothing" if is_nothing(node) else f"the value {node.value[:60]!r}"
 
 
-def scalar(node: Node, problems: Problems, at: str) -> str | None:
-    """The text of a scalar as it was written, or None with the problem noted."""
-    if not isinstance(node, ScalarNode) or is_nothing(node):
-        problems.add(node, f"expected a value, found {kind_of(node)}", at=at)
-        return None
-    if _tagged(node, problems, at):
-        return None
-    text: str = node.value
-    if bad := _UNPRINTABLE.search(text):
-        problems.add(node, f"contains the unprintable character {bad.group()!r}", at=at)
-        return None
-    return text
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node and its dotted place ("knobs.lora_rank"), whose problems are noted for its line."""
 
+    problems: Problems
+    node: Any
+    at: str
 
-def text_of(entry: Entry | None, problems: Problems) -> str | None:
-    """The text of an entry; None without one, or with the problem noted."""
-    return scalar(entry.value, problems, entry.at) if entry else None
+    def add(self, message: str, *, hint: str | None = None) -> None:
+        """Note what is wrong here."""
+        line = f":{self.node.start_mark.line + 1}" if self.node is not None else ""
+        where = f"{self.problems.file}{line} {self.at}".rstrip()
+        self.problems.found.append(Problem(f"{message} ({hint})" if hint else message, where))
 
+    def add_error(self, error: InputError) -> None:
+        """Note an error that was raised about the text."""
+        for message in [error.message, *map(str, error.problems)]:
+            self.add(message, hint=error.hint)
 
-def _tagged(node: Node, problems: Problems, at: str) -> bool:
-    """True, with a problem noted, if the node has a tag of its own (`!foo`)."""
-    if node.tag in _STANDARD_TAGS:
-        return False
-    problems.add(node, f"tags such as {node.tag[:40]!r} are not read", at=at)
-    return True
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Inside, an `InputError` about the text is noted, and ends the block."""
+        try:
+            yield
+        except InputError as error:
+            self.add_error(error)
 
+    def keep(self, at: str) -> None:
+        """Have the node found under this name, when all is read."""
+        self.problems.nodes[at] = self.node
 
-def sequence(node: Node, problems: Problems, at: str) -> list[Node] | None:
-    """The items of a list, or None with the problem noted."""
-    if not isinstance(node, SequenceNode):
-        problems.add(node, f"expected a list, found {kind_of(node)}", at=at)
-        return None
-    return None if _tagged(node, problems, at) else list(node.value)
+    def scalar(self) -> str | None:
+        """The text of a scalar as it was written, or None with the problem noted."""
+        if not isinstance(self.node, ScalarNode) or is_nothing(self.node):
+            self.add(f"expected a value, found {kind_of(self.node)}")
+            return None
+        if self._is_tagged():
+            return None
+        text: str = self.node.value
+        if bad := _UNPRINTABLE.search(text):
+            self.add(f"contains the unprintable character {bad.group()!r}")
+            return None
+        return text
+
+    def sequence(self) -> list[Place] | None:
+        """The items of a list, or None with the problem noted."""
+        if not isinstance(self.node, SequenceNode):
+            self.add(f"expected a list, found {kind_of(self.node)}")
+            return None
+        if self._is_tagged():
+            return None
+        return [Place(self.problems, item, self.at) for item in self.node.value]
+
+    def mapping(
+        self, *, allowed: Collection[str] | None = None, noun: str = "key"
+    ) -> dict[str, Entry]:
+        """The entries by name; repeated and (given `allowed`) unknown keys are noted."""
+        if not isinstance(self.node, MappingNode):
+            self.add(f"expected a mapping (key: value), found {kind_of(self.node)}")
+            return {}
+        if self._is_tagged():
+            return {}
+        entries: dict[str, Entry] = {}
+        for key_node, value in self.node.value:
+            key = Place(self.problems, key_node, self.at)
+            name = key.scalar()
+            if name is None:
+                continue
+            if name == "<<":
+                key.add("merge keys (<<) are not read: write the values out")
+            elif name in entries:
+                first = entries[name].key.node.start_mark.line + 1
+                key.add(f"{name!r} is set twice, first in line {first}")
+            elif allowed is not None and name not in allowed:
+                key.add(f"unknown {noun} {name[:60]!r}", hint=suggestion(name, allowed))
+            else:
+                at = f"{self.at}.{name[:60]}".lstrip(".")
+                entries[name] = Entry(self.problems, value, at, name, key)
+        return entries
+
+    def _is_tagged(self) -> bool:
+        """True, with a problem noted, if the node has a tag of its own (`!foo`)."""
+        if self.node.tag in _STANDARD_TAGS:
+            return False
+        self.add(f"tags such as {self.node.tag[:40]!r} are not read")
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One `key: value` of a mapping, with the node of each."""
+class Entry(Place):
+    """The value of one `key: value` of a mapping, with its name and the place of its key."""
 
     name: str
-    key: Node
-    value: Node
-    at: str
+    key: Place
 
 
-def mapping(
-    node: Node,
-    problems: Problems,
-    at: str = "",
-    *,
-    allowed: Collection[str] | None = None,
-    noun: str = "key",
-) -> dict[str, Entry]:
-    """The entries of a mapping by name; repeated and (given `allowed`) unknown keys are noted."""
-    if not isinstance(node, MappingNode):
-        problems.add(node, f"expected a mapping (key: value), found {kind_of(node)}", at=at)
-        return {}
-    if _tagged(node, problems, at):
-        return {}
-    entries: dict[str, Entry] = {}
-    for entry in _entries(node, problems, at):
-        if entry.name in entries:
-            first = entries[entry.name].key.start_mark.line + 1
-            problems.add(entry.key, f"{entry.name!r} is set twice, first in line {first}", at=at)
-        elif allowed is not None and entry.name not in allowed:
-            problems.add(
-                entry.key,
-                f"unknown {noun} {entry.name[:60]!r}",
-                at=at,
-                hint=suggestion(entry.name, allowed),
-            )
-        else:
-            entries[entry.name] = entry
-    return entries
-
-
-def _entries(node: Node, problems: Problems, at: str) -> Iterator[Entry]:
-    for key, value in node.value:
-        name = scalar(key, problems, at)
-        if name == "<<":
-            problems.add(key, "merge keys (<<) are not read: write the values out", at=at)
-        elif name is not None:
-            yield Entry(name, key, value, f"{at}.{name[:60]}".lstrip("."))
+def text_of(entry: Entry | None) -> str | None:
+    """The text of an entry; None without one, or with the problem noted."""
+    return entry.scalar() if entry else None
 
 
 def suggestion(word: str, allowed: Collection[str]) -> str:

@@ -18,22 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-from yaml import Node, ScalarNode, SequenceNode
+from yaml import ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError, Problem, UnavailableError, unknown
 from tuner.core.gpu import ARCHITECTURES, NATIVE_PRECISIONS, PRECISIONS, VENDORS, Gpu, not_supported
 from tuner.core.units import GIB, KIB, MIB, format_gib, parse_bytes
-from tuner.space.document import (
-    Entry,
-    Form,
-    Problems,
-    compose,
-    is_nothing,
-    mapping,
-    read_text,
-    scalar,
-    sequence,
-)
+from tuner.space.document import Entry, Form, Place, Problems, compose, is_nothing, read_text
 
 _LONGEST_SIZE = 40  # characters; longer digits would overflow a float
 
@@ -44,214 +34,189 @@ _SOURCE_GROUPS = (
 )
 
 _OPTIONAL_KEYS: dict[str, Any] = {
-    "aliases": (),
-    "ecc_memory": None,
-    "l2_cache": None,
-    "link_gb_per_s": None,
-    "network_gb_per_s": None,
-    "nccl_channels": None,
-    "power_w": None,
-    "unsupported": {},
-    "price_usd_per_hour": None,
-    "price_date": None,
-}
+    "aliases": (), "ecc_memory": None, "l2_cache": None, "link_gb_per_s": None,
+    "network_gb_per_s": None, "nccl_channels": None, "power_w": None, "unsupported": {},
+    "price_usd_per_hour": None, "price_date": None,
+}  # fmt: skip
 """Keys of an entry that may be left out, with what that means."""
 
 
-def _text(node: Node, problems: Problems, where: str) -> str | None:
+def _text(place: Place) -> str | None:
     """The text of a scalar, without space around it; empty text is a problem."""
-    text = scalar(node, problems, where)
+    text = place.scalar()
     if text is not None and not text.strip():
-        problems.add(node, "is empty", at=where)
+        place.add("is empty")
     return text.strip() or None if text is not None else None
 
 
-def read_texts(node: Node, problems: Problems, where: str) -> tuple[str, ...] | None:
+def _texts(place: Place) -> tuple[str, ...] | None:
     """The texts of a list."""
-    items = sequence(node, problems, where)
-    if items is None:
+    items = place.sequence()
+    return None if items is None else tuple(t for t in map(_text, items) if t is not None)
+
+
+def _number(place: Place, low: float, high: float) -> float | None:
+    """A number from `low` to `high`, both included; None with the problem noted."""
+    text = _text(place)
+    if text is None:
         return None
-    values = [_text(item, problems, where) for item in items]
-    return tuple(value for value in values if value is not None)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        place.add(f"{text!r} is not a number from {low:g} to {high:g}")
+        return None
+    return value
 
 
-class _Reader:
-    """Reads the values of an entry; None stands for one with a problem, which is noted."""
-
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
-
-    def text(self, node: Node, where: str) -> str | None:
-        return _text(node, self.problems, where)
-
-    def texts(self, node: Node, where: str) -> tuple[str, ...] | None:
-        return read_texts(node, self.problems, where)
-
-    def number(self, node: Node, where: str, low: float, high: float) -> float | None:
-        """A number from `low` to `high`, both included."""
-        text = self.text(node, where)
-        if text is None:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            text = f"{text!r} is not a number from {low:g} to {high:g}"
-            self.problems.add(node, text, at=where)
-            return None
-        return value
-
-    def size(self, node: Node, where: str, low: int, high: int) -> int | None:
-        """Bytes of a size with its unit, from `low` to `high`."""
-        text = self.text(node, where)
-        if text is None:
-            return None
-        try:
-            value = parse_bytes(text[:_LONGEST_SIZE], what=where.rpartition(".")[2])
-        except InputError as error:
-            self.problems.add_error(node, error, at=where)
-            return None
-        if not low <= value <= high:
-            text = f"{text!r} is not between {low} and {high} bytes"
-            self.problems.add(node, text, at=where)
-            return None
-        return value
-
-    def memory(self, node: Node, where: str) -> int | None:
-        return self.size(node, where, 256 * MIB, 4096 * GIB)
-
-    def bandwidth(self, node: Node, where: str) -> float | None:
-        gb_per_s = self.number(node, where, 1, 1e6)
-        return gb_per_s * 1e9 if gb_per_s is not None else None
-
-    def capability(self, node: Node, where: str) -> tuple[int, int] | None:
-        text = self.text(node, where)
-        if text is None:
-            return None
-        match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
-        if match is None:
-            self.problems.add(node, f"{text!r} is not a compute capability like 8.6", at=where)
-            return None
-        found = int(match[1]), int(match[2])
-        if found not in ARCHITECTURES:
-            known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
-            self.problems.add(node, f"no GPU of NVIDIA has {text}; known: {known}", at=where)
-            return None
-        return found
-
-    def count(self, node: Node, where: str) -> int | None:
-        number = self.number(node, where, 1, 10_000)
-        if number is not None and number != int(number):
-            self.problems.add(node, f"{number} is not a whole number", at=where)
-        return int(number) if number is not None else None
-
-    def flops(self, node: Node, where: str) -> dict[str, float]:
-        found = mapping(node, self.problems, where, allowed=NATIVE_PRECISIONS)
-        rates = {p: self.number(e.value, e.at, 0.01, 1e6) for p, e in found.items()}
-        return {p: round(rate * 1e12, 0) for p, rate in rates.items() if rate is not None}
-
-    def reasons(self, node: Node, where: str) -> dict[str, str]:
-        found = mapping(node, self.problems, where, allowed=NATIVE_PRECISIONS)
-        return {p: self.text(e.value, e.at) or "" for p, e in found.items()}
-
-    def price(self, node: Node, where: str) -> float | None:
-        return None if is_nothing(node) else self.number(node, where, 0, 1000)
-
-    def date(self, node: Node, where: str) -> str | None:
-        text = self.text(node, where)
-        if text is not None and not re.fullmatch(r"[0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?", text):
-            self.problems.add(node, f"{text!r} is not a date like 2026-09-27", at=where)
-        return text
+def _size(place: Place, low: int, high: int) -> int | None:
+    """Bytes of a size with its unit, from `low` to `high`; None with the problem noted."""
+    text = _text(place)
+    if text is None:
+        return None
+    try:
+        value = parse_bytes(text[:_LONGEST_SIZE], what=place.at.rpartition(".")[2])
+    except InputError as error:
+        place.add_error(error)
+        return None
+    if not low <= value <= high:
+        place.add(f"{text!r} is not between {low} and {high} bytes")
+        return None
+    return value
 
 
-def _readers(read: _Reader) -> dict[str, tuple[str, str, Callable[[Node, str], Any]]]:
-    """For each key of an entry: the field of `Gpu` it fills, its group of sources, its reader."""
-    return {
-        "name": ("name", "device", read.text),
-        "device_names": ("device_names", "device", read.texts),
-        "aliases": ("aliases", "device", read.texts),
-        "memory": ("memory_bytes", "memory", read.memory),
-        "ecc_memory": ("ecc_memory_bytes", "memory", read.memory),
-        "tflops": ("flops", "tflops", read.flops),
-        "unsupported": ("unsupported", "tflops", read.reasons),
-        "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", read.bandwidth),
-        "l2_cache": ("l2_bytes", "l2", lambda n, w: read.size(n, w, 64 * KIB, GIB)),
-        "link_gb_per_s": ("link_bytes_per_s", "link", read.bandwidth),
-        "network_gb_per_s": ("network_bytes_per_s", "network", read.bandwidth),
-        "nccl_channels": ("nccl_channels", "nccl", read.count),
-        "power_w": ("power_w", "power", lambda n, w: read.number(n, w, 5, 5000)),
-        "compute_capability": ("compute_capability", "device", read.capability),
-        "sm_count": ("sm_count", "device", read.count),
-        "context": ("context_bytes", "context", lambda n, w: read.size(n, w, 0, 16 * GIB)),
-        "price_usd_per_hour": ("price_usd_per_hour", "price", read.price),
-        "price_date": ("price_date", "price", read.date),
-    }
+def _memory(place: Place) -> int | None:
+    return _size(place, 256 * MIB, 4096 * GIB)
 
 
-def read_entry(
-    entry: Entry, problems: Problems, base: Mapping[str, Gpu], *, shipped: bool
-) -> Gpu | None:
-    """The GPU of an entry, or None when it has a problem, which is then in `problems`."""
-    gpu_id, node, where, before = entry.name, entry.value, entry.at, len(problems.found)
+def _bandwidth(place: Place) -> float | None:
+    gb_per_s = _number(place, 1, 1e6)
+    return gb_per_s * 1e9 if gb_per_s is not None else None
+
+
+def _capability(place: Place) -> tuple[int, int] | None:
+    text = _text(place)
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", text)
+    if match is None:
+        place.add(f"{text!r} is not a compute capability like 8.6")
+        return None
+    found = int(match[1]), int(match[2])
+    if found not in ARCHITECTURES:
+        known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        place.add(f"no GPU of NVIDIA has {text}; known: {known}")
+        return None
+    return found
+
+
+def _count(place: Place) -> int | None:
+    number = _number(place, 1, 10_000)
+    if number is not None and number != int(number):
+        place.add(f"{number} is not a whole number")
+    return int(number) if number is not None else None
+
+
+def _flops(place: Place) -> dict[str, float]:
+    found = place.mapping(allowed=NATIVE_PRECISIONS)
+    rates = {precision: _number(entry, 0.01, 1e6) for precision, entry in found.items()}
+    return {p: round(rate * 1e12, 0) for p, rate in rates.items() if rate is not None}
+
+
+def _reasons(place: Place) -> dict[str, str]:
+    return {p: _text(e) or "" for p, e in place.mapping(allowed=NATIVE_PRECISIONS).items()}
+
+
+def _date(place: Place) -> str | None:
+    text = _text(place)
+    if text is not None and not re.fullmatch(r"[0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?", text):
+        place.add(f"{text!r} is not a date like 2026-09-27")
+    return text
+
+
+_READERS: Mapping[str, tuple[str, str, Callable[[Place], Any]]] = {
+    "name": ("name", "device", _text),
+    "device_names": ("device_names", "device", _texts),
+    "aliases": ("aliases", "device", _texts),
+    "memory": ("memory_bytes", "memory", _memory),
+    "ecc_memory": ("ecc_memory_bytes", "memory", _memory),
+    "tflops": ("flops", "tflops", _flops),
+    "unsupported": ("unsupported", "tflops", _reasons),
+    "bandwidth_gb_per_s": ("bandwidth_bytes_per_s", "bandwidth", _bandwidth),
+    "l2_cache": ("l2_bytes", "l2", lambda place: _size(place, 64 * KIB, GIB)),
+    "link_gb_per_s": ("link_bytes_per_s", "link", _bandwidth),
+    "network_gb_per_s": ("network_bytes_per_s", "network", _bandwidth),
+    "nccl_channels": ("nccl_channels", "nccl", _count),
+    "power_w": ("power_w", "power", lambda place: _number(place, 5, 5000)),
+    "compute_capability": ("compute_capability", "device", _capability),
+    "sm_count": ("sm_count", "device", _count),
+    "context": ("context_bytes", "context", lambda place: _size(place, 0, 16 * GIB)),
+    "price_usd_per_hour": (
+        "price_usd_per_hour",
+        "price",
+        lambda place: None if is_nothing(place.node) else _number(place, 0, 1000),
+    ),
+    "price_date": ("price_date", "price", _date),
+}
+"""By key of an entry: the field of `Gpu` that it fills, its group of sources, its reader."""
+
+
+def read_entry(entry: Entry, base: Mapping[str, Gpu], *, shipped: bool) -> Gpu | None:
+    """The GPU of an entry, or None when it has a problem, which is then noted."""
+    gpu_id, problems, before = entry.name, entry.problems, len(entry.problems.found)
     if not re.fullmatch(r"[a-z0-9][a-z0-9_]{0,63}", gpu_id):
-        problems.add(node, "an id has lower-case letters, digits and underscores only", at=where)
-    readers = _readers(_Reader(problems))
-    keys = mapping(node, problems, where, allowed=(*readers, "vendor", "sources", "like"))
-    _check_vendor(problems, keys)
-    values = _taken_over(problems, gpu_id, keys.get("like"), base)
+        entry.add("an id has lower-case letters, digits and underscores only")
+    keys = entry.mapping(allowed=(*_READERS, "vendor", "sources", "like"))
+    _check_vendor(keys)
+    values = _taken_over(gpu_id, keys.get("like"), base)
     sources: dict[str, str] = dict(values.pop("sources", {}))
-    for key, (name, group, read) in readers.items():
+    for key, (name, group, read) in _READERS.items():
         if key in keys:
-            values[name] = read(keys[key].value, keys[key].at)
+            values[name] = read(keys[key])
             if not shipped:
-                line = keys[key].value.start_mark.line + 1
+                line = keys[key].node.start_mark.line + 1
                 sources[group] = f"{problems.file}:{line}"
         elif name not in values:
             if key not in _OPTIONAL_KEYS:
                 how = "" if shipped else "; `like: rtx4090` takes over all that another type has"
-                problems.add(node, f"{key!r} is missing{how}", at=where)
+                entry.add(f"{key!r} is missing{how}")
             values[name] = _OPTIONAL_KEYS.get(key)
     if own := keys.get("sources"):
-        for group, text in mapping(own.value, problems, own.at, allowed=_SOURCE_GROUPS).items():
-            sources[group] = _text(text.value, problems, text.at) or ""
+        for group, text in own.mapping(allowed=_SOURCE_GROUPS).items():
+            sources[group] = _text(text) or ""
     if len(problems.found) == before:
         gpu = Gpu(id=gpu_id, sources=sources, **values)
-        _check_figures(problems, node, gpu)
+        _check_figures(entry, gpu)
     return gpu if len(problems.found) == before else None
 
 
-def _check_vendor(problems: Problems, keys: Mapping[str, Entry]) -> None:
+def _check_vendor(keys: Mapping[str, Entry]) -> None:
     """Report a GPU of another vendor than NVIDIA: by `vendor`, or where its name begins with one.
 
     Rooflines, kernels and the memory of a context are those of CUDA.
     """
     if "vendor" in keys:
-        entry = keys["vendor"]
-        text = _text(entry.value, problems, entry.at)
+        text = _text(keys["vendor"])
         if text is not None and text.lower() != "nvidia":
-            vendor = VENDORS.get(text.lower(), text)
-            problems.add(entry.value, not_supported(vendor), at=entry.at)
+            keys["vendor"].add(not_supported(VENDORS.get(text.lower(), text)))
     for entry in (keys[key] for key in ("name", "device_names") if key in keys):
-        node = entry.value
+        node = entry.node
         for each in node.value if isinstance(node, SequenceNode) else [node]:
             word = str(each.value).partition(" ")[0] if isinstance(each, ScalarNode) else ""
             vendor = VENDORS.get(word.lower(), "NVIDIA")
             if vendor != "NVIDIA":
-                problems.add(each, not_supported(vendor), at=entry.at)
+                replace(entry, node=each).add(not_supported(vendor))
 
 
-def _taken_over(
-    problems: Problems, gpu_id: str, like: Entry | None, base: Mapping[str, Gpu]
-) -> dict[str, Any]:
+def _taken_over(gpu_id: str, like: Entry | None, base: Mapping[str, Gpu]) -> dict[str, Any]:
     """The fields of the entry that `like` names: all of it for the same id, else its figures."""
     if like is None:
         return {}
-    named = _text(like.value, problems, like.at)
+    named = _text(like)
     if named is None or named not in base:
         if named is not None:
-            error = unknown("GPU", named, base, list_command="tuner gpus")
-            problems.add_error(like.value, error, at=like.at)
+            like.add_error(unknown("GPU", named, base, list_command="tuner gpus"))
         return {field.name: None for field in fields(Gpu) if field.name not in ("id", "sources")}
     gpu = base[named]
     values = {field.name: getattr(gpu, field.name) for field in fields(Gpu) if field.name != "id"}
@@ -260,24 +225,22 @@ def _taken_over(
     return values
 
 
-def _check_figures(problems: Problems, node: Node, gpu: Gpu) -> None:
+def _check_figures(entry: Entry, gpu: Gpu) -> None:
     """Report what contradicts itself within one entry."""
-    where = f"gpus.{gpu.id}"
     for precision in NATIVE_PRECISIONS:
         places = (precision in gpu.flops) + (precision in gpu.unsupported)
         if places == 0:
-            message = f"{precision} has neither a rate in `tflops` nor a reason in `unsupported`"
-            problems.add(node, message, at=where)
+            entry.add(f"{precision} has neither a rate in `tflops` nor a reason in `unsupported`")
         elif places == 2:
-            problems.add(node, f"{precision} is in both `tflops` and `unsupported`", at=where)
+            entry.add(f"{precision} is in both `tflops` and `unsupported`")
     if "fp32" not in gpu.flops:
-        problems.add(node, "needs a rate for fp32, which every GPU has", at=where)
+        entry.add("needs a rate for fp32, which every GPU has")
     if gpu.context_bytes >= gpu.memory_bytes:
-        problems.add(node, "`context` is not smaller than `memory`", at=where)
+        entry.add("`context` is not smaller than `memory`")
     if gpu.ecc_memory_bytes is not None and gpu.ecc_memory_bytes >= gpu.memory_bytes:
-        problems.add(node, "`ecc_memory` is not smaller than `memory`", at=where)
+        entry.add("`ecc_memory` is not smaller than `memory`")
     if gpu.price_usd_per_hour is not None and gpu.price_date is None:
-        problems.add(node, "a price needs its `price_date`", at=where)
+        entry.add("a price needs its `price_date`")
     absent = {
         "price": gpu.price_usd_per_hour is None,
         "power": gpu.power_w is None,
@@ -288,7 +251,7 @@ def _check_figures(problems: Problems, node: Node, gpu: Gpu) -> None:
     }
     for group in _SOURCE_GROUPS:
         if not gpu.sources.get(group) and not absent.get(group, False):
-            problems.add(node, f"`sources` has no source for `{group}`", at=where)
+            entry.add(f"`sources` has no source for `{group}`")
 
 
 __all__ = [
@@ -534,32 +497,33 @@ def _read(path: Path, base: _Catalogue, *, shipped: bool = False) -> _Catalogue:
     # libyaml is ten times faster, and brackets nested by the thousand overflow its stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shipped else yaml.SafeLoader
     root = compose(read_text(path, _FORM), path.name, _FORM, loader=loader)
-    top = mapping(root, problems, allowed=("gpus", "ambiguous", "instances", "accelerators"))
-    gpus = dict(base.gpus)
-    entries = mapping(top["gpus"].value, problems, "gpus") if "gpus" in top else {}
+    allowed = ("gpus", "ambiguous", "instances", "accelerators")
+    top = Place(problems, root, "").mapping(allowed=allowed)
+
+    def section(name: str) -> dict[str, Entry]:
+        return top[name].mapping() if name in top else {}
+
+    gpus, entries = dict(base.gpus), section("gpus")
     if not entries and not problems.found:
-        problems.add(None, "has no GPU", hint=_FORM.hint)
+        problems.place("").add("has no GPU", hint=_FORM.hint)
     for gpu_id, entry in entries.items():
-        gpu = read_entry(entry, problems, base.gpus, shipped=shipped)
+        gpu = read_entry(entry, base.gpus, shipped=shipped)
         if gpu is not None:
             gpus[gpu_id] = gpu
     ambiguous, accelerators = dict(base.ambiguous), dict(base.accelerators)
-    for section, found in (("ambiguous", ambiguous), ("accelerators", accelerators)):
-        names = mapping(top[section].value, problems, section) if section in top else {}
-        for text, entry in names.items():
-            choices = read_texts(entry.value, problems, entry.at) or ()
+    for kind, found in (("ambiguous", ambiguous), ("accelerators", accelerators)):
+        for text, entry in section(kind).items():
+            choices = _texts(entry) or ()
             for choice in choices:
                 if choice not in gpus and choice not in entries:
-                    problems.add(entry.value, f"{choice!r} is not the id of a GPU", at=entry.at)
-            found[_normalise(text) if section == "ambiguous" else text] = choices
+                    entry.add(f"{choice!r} is not the id of a GPU")
+            found[_normalise(text) if kind == "ambiguous" else text] = choices
     instances = dict(base.instances)
-    machines = mapping(top["instances"].value, problems, "instances") if "instances" in top else {}
-    for gpu_id, entry in machines.items():
+    for gpu_id, entry in section("instances").items():
         if gpu_id not in gpus and gpu_id not in entries:
-            problems.add(entry.value, f"{gpu_id!r} is not the id of a GPU", at=entry.at)
-        for machine, held in mapping(entry.value, problems, entry.at).items():
-            count = _Reader(problems).count(held.value, held.at)
-            instances[_normalise(machine)] = (gpu_id, count or 1)
+            entry.add(f"{gpu_id!r} is not the id of a GPU")
+        for machine, held in entry.mapping().items():
+            instances[_normalise(machine)] = (gpu_id, _count(held) or 1)
     _check_names(problems, gpus, ambiguous, entries)
     problems.check()
     return _Catalogue(gpus, ambiguous, instances, accelerators)
@@ -571,8 +535,7 @@ def _check_names(
     """Report names that two entries share; an id may not be refused as ambiguous either."""
 
     def report(gpu_id: str, message: str) -> None:
-        node = own[gpu_id].value if gpu_id in own else None
-        problems.add(node, message, at=f"gpus.{gpu_id}")
+        (own.get(gpu_id) or problems.place(f"gpus.{gpu_id}")).add(message)
 
     owners: dict[str, str] = {}
     for gpu in gpus.values():

@@ -13,7 +13,7 @@ from tuner.core.errors import InputError
 from tuner.core.expressions import show
 from tuner.core.records import KnobValue
 from tuner.core.setup.schema import Kind, KnobSchema
-from tuner.space.document import Entry, Problems, kind_of, mapping, scalar, sequence
+from tuner.space.document import Entry, Place, Problems, kind_of
 
 MAX_VALUES = 1000
 """More values of one knob than anyone tells apart."""
@@ -27,31 +27,29 @@ class Knob:
     values: tuple[KnobValue, ...]
 
 
-def read_value(node: Node, term: KnobSchema, problems: Problems, at: str) -> KnobValue | None:
+def read_value(place: Place, term: KnobSchema) -> KnobValue | None:
     """One value of `term`, or None with the problem noted."""
     raw: object
-    if term.kind == "names" and isinstance(node, SequenceNode):
-        raw = [scalar(item, problems, at) for item in node.value]
+    if term.kind == "names" and isinstance(place.node, SequenceNode):
+        raw = [Place(place.problems, item, place.at).scalar() for item in place.node.value]
     else:
-        raw = scalar(node, problems, at)
+        raw = place.scalar()
     if raw is None or (isinstance(raw, list) and None in raw):
         return None
-    with problems.noting(node, at):
+    with place.noting():
         return term.read(raw)
     return None
 
 
-def read_knob(node: Node, term: KnobSchema, problems: Problems, at: str) -> Knob:
-    """The knob at `node`; without values, and with the problem noted, where it is malformed."""
-    if isinstance(node, MappingNode):
-        values = _read_rule(node, term, problems, at)
-    elif isinstance(node, SequenceNode):
-        values = _read_list(node, term, problems, at)
+def read_knob(place: Place, term: KnobSchema) -> Knob:
+    """The knob there; without values, and with the problem noted, where it is malformed."""
+    if isinstance(place.node, MappingNode):
+        values = _read_rule(place, term)
+    elif isinstance(place.node, SequenceNode):
+        values = _read_list(place, term)
     else:
-        problems.add(
-            node,
-            f"expected the values of a knob, found {kind_of(node)}",
-            at=at,
+        place.add(
+            f"expected the values of a knob, found {kind_of(place.node)}",
             hint="write a list, {min, max, step} or {powers_of_two: {min, max}}; "
             "one value that never changes belongs under `fixed`",
         )
@@ -59,87 +57,77 @@ def read_knob(node: Node, term: KnobSchema, problems: Problems, at: str) -> Knob
     return Knob(term.name, tuple(values))
 
 
-def read_order(
-    node: Node, knob: Knob, term: KnobSchema, problems: Problems, at: str
-) -> tuple[KnobValue, ...]:
+def read_order(place: Place, knob: Knob, term: KnobSchema) -> tuple[KnobValue, ...]:
     """Values of the knob from least to most memory: a list, "increases" or "decreases"."""
-    if isinstance(node, SequenceNode):
-        order = tuple(_read_list(node, term, problems, at))
+    if isinstance(place.node, SequenceNode):
+        order = tuple(_read_list(place, term))
         for value in [value for value in order if value not in knob.values]:
             known = ", ".join(map(show, knob.values))
-            problems.add(node, f"{show(value)} is no value of the knob", at=at, hint=known)
+            place.add(f"{show(value)} is no value of the knob", hint=known)
         return order
-    word = scalar(node, problems, at)
+    word = place.scalar()
     if word not in ("increases", "decreases"):
         hint = "write increases, decreases, or its values from least to most memory"
-        problems.add(node, f"{word!r} is no order", at=at, hint=hint)
+        place.add(f"{word!r} is no order", hint=hint)
     elif term.kind not in ("int", "float"):
         hint = "list them from least to most memory"
-        problems.add(node, "the values of the knob are no numbers", at=at, hint=hint)
+        place.add("the values of the knob are no numbers", hint=hint)
     else:
         numbers = sorted(value for value in knob.values if isinstance(value, int | float))
         return tuple(numbers if word == "increases" else reversed(numbers))
     return ()
 
 
-def _read_list(node: Node, term: KnobSchema, problems: Problems, at: str) -> list[KnobValue]:
-    items = sequence(node, problems, at) or []
+def _read_list(place: Place, term: KnobSchema) -> list[KnobValue]:
+    items = place.sequence() or []
     if not items:
-        problems.add(node, "the list of values is empty", at=at)
+        place.add("the list of values is empty")
     if len(items) > MAX_VALUES:
-        problems.add(node, f"{len(items)} values; at most {MAX_VALUES} are allowed", at=at)
+        place.add(f"{len(items)} values; at most {MAX_VALUES} are allowed")
         return []
     values: list[KnobValue] = []
     for item in items:
-        value = read_value(item, term, problems, at)
+        value = read_value(item, term)
         if value is not None and value in values:
-            problems.add(item, f"the value {show(value)} is listed twice", at=at)
+            item.add(f"the value {show(value)} is listed twice")
         elif value is not None:
             values.append(value)
     return values
 
 
-def _read_rule(node: Node, term: KnobSchema, problems: Problems, at: str) -> list[KnobValue]:
+def _read_rule(place: Place, term: KnobSchema) -> list[KnobValue]:
     """Values from {min, max, step} or {powers_of_two: {min, max}}."""
     if term.kind not in ("int", "float"):
-        problems.add(node, f"{term.name} takes a list: each must be {term.expects}", at=at)
+        place.add(f"{term.name} takes a list: each must be {term.expects}")
         return []
-    entries = mapping(node, problems, at, allowed=("min", "max", "step", "powers_of_two"))
+    entries = place.mapping(allowed=("min", "max", "step", "powers_of_two"))
     if "powers_of_two" not in entries:
-        return _expand(node, term, problems, at, needs=("min", "max", "step"), expand=_steps)
+        return _expand(place, term, ("min", "max", "step"), _steps)
     if len(entries) > 1:
-        problems.add(node, "powers_of_two stands alone: {powers_of_two: {min, max}}", at=at)
+        place.add("powers_of_two stands alone: {powers_of_two: {min, max}}")
         return []
-    inner = entries["powers_of_two"]
-    return _expand(inner.value, term, problems, inner.at, needs=("min", "max"), expand=_doublings)
+    return _expand(entries["powers_of_two"], term, ("min", "max"), _doublings)
 
 
 _Expand = Callable[[Mapping[str, float]], "list[float]"]
 
 
 def _expand(
-    node: Node,
-    term: KnobSchema,
-    problems: Problems,
-    at: str,
-    *,
-    needs: tuple[str, ...],
-    expand: _Expand,
+    place: Place, term: KnobSchema, needs: tuple[str, ...], expand: _Expand
 ) -> list[KnobValue]:
-    entries = mapping(node, problems, at, allowed=needs)
+    entries = place.mapping(allowed=needs)
     missing = [name for name in needs if name not in entries]
     if missing:
-        text = f"{', '.join(missing)} missing: write {{{', '.join(needs)}}}"
-        problems.add(node, text, at=at)
+        place.add(f"{', '.join(missing)} missing: write {{{', '.join(needs)}}}")
     bounds: dict[str, float] = {}
     for name, entry in entries.items():
         bound = KnobSchema(entry.at.rsplit(".", 1)[-1], term.kind, "", default=0)
-        value = read_value(entry.value, bound, problems, entry.at)
+        value = read_value(entry, bound)
         if isinstance(value, int | float):
             bounds[name] = value
     if len(bounds) < len(needs):
         return []
-    with problems.noting(node, at):
+    with place.noting():
         return [term.read(value) for value in expand(bounds)]
     return []
 
@@ -186,7 +174,7 @@ def own_terms(entries: Mapping[str, Entry], problems: Problems) -> dict[str, Kno
     found: dict[str, list[Node]] = {}
     for part in ("knobs", "fixed"):
         for key, value in _pairs(entries, part):
-            _check_name(key, problems, part)
+            _check_name(Place(problems, key, part))
             nodes = _values(value) if part == "knobs" else [value]
             found.setdefault(key.value, []).extend(nodes)
     for part_entries in (_pairs(entries, "baseline"), _stage_pairs(entries)):
@@ -195,18 +183,17 @@ def own_terms(entries: Mapping[str, Entry], problems: Problems) -> dict[str, Kno
                 found[key.value].append(value)
     terms = {name: _term(name, nodes) for name, nodes in found.items()}
     for key, _ in _pairs(entries, "derived"):
-        _check_name(key, problems, "derived")
+        _check_name(Place(problems, key, "derived"))
         terms.setdefault(key.value, KnobSchema(key.value, "any", _MEANING, default=""))
     return terms
 
 
 def _pairs(entries: Mapping[str, Entry], part: str) -> Iterator[tuple[ScalarNode, Node]]:
-    node = entries[part].value if part in entries else None
-    yield from _scalar_keys(node)
+    yield from _scalar_keys(entries[part].node if part in entries else None)
 
 
 def _stage_pairs(entries: Mapping[str, Entry]) -> Iterator[tuple[ScalarNode, Node]]:
-    stages = entries["stages"].value if "stages" in entries else None
+    stages = entries["stages"].node if "stages" in entries else None
     for stage in stages.value if isinstance(stages, SequenceNode) else []:
         for key, value in _scalar_keys(stage):
             if key.value == "set":
@@ -218,10 +205,11 @@ def _scalar_keys(node: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
         yield from ((key, value) for key, value in node.value if isinstance(key, ScalarNode))
 
 
-def _check_name(key: ScalarNode, problems: Problems, part: str) -> None:
-    if not _NAME.fullmatch(key.value) or keyword.iskeyword(key.value):
+def _check_name(key: Place) -> None:
+    name = key.node.value
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         hint = "letters, digits and _, as in the conditions that read it"
-        problems.add(key, f"{key.value[:60]!r} is not a name for a value", at=part, hint=hint)
+        key.add(f"{name[:60]!r} is not a name for a value", hint=hint)
 
 
 def _values(knob: Node) -> Iterator[Node]:

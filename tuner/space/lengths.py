@@ -78,11 +78,10 @@ class _Truncation:
 class _BatchShape:
     """The padded shape of a micro-batch, and how much of it is padding.
 
-    Lengths in tokens. `expected_length` is the mean over batches and `worst_length` the
-    longest that can occur. `padding_share` is padding over all tokens of an epoch (a ratio of
-    two means, not a mean of ratios). `tokens_per_sample` are the non-padding tokens of an
-    example that are trained on, `samples_per_sequence` the examples in one row (1 unless
-    packed).
+    Lengths in tokens. `expected_length` is the mean over batches and `worst_length` the longest
+    that can occur. `padding_share` is padding over all tokens of an epoch (a ratio of two means,
+    not a mean of ratios). `tokens_per_sample` are the non-padding tokens of an example that are
+    trained on, `samples_per_sequence` the examples in one row (1 unless packed).
     """
 
     expected_length: _Bounds

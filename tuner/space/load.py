@@ -10,30 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from tuner.core.errors import InputError, unknown
 from tuner.core.expressions import settings_text
 from tuner.core.files import shipped_places
 from tuner.core.records import KnobValue
 from tuner.core.setup.schemas import SCHEMAS, KnobSchema
-from tuner.space import document
+from tuner.space import document, rules
 from tuner.space.apply import ApplyTarget, check_apply, read_apply
 from tuner.space.command import COMMAND, PROGRAM, read_command
 from tuner.space.data import DataFacts, read_data
 from tuner.space.knobs import Knob, read_knob, read_order, read_value
 from tuner.space.knobs import own_terms as terms_of_own_code
-from tuner.space.rules import (
-    MAX_COMBINATIONS,
-    MAX_EVALUATIONS,
-    Rule,
-    Stage,
-    combinations,
-    conflict,
-    evaluate_everywhere,
-    evaluations,
-    stage_terms,
-)
 from tuner.space.searchspace import (
     DEFAULT_OBJECTIVES,
     METRICS,
@@ -67,29 +56,29 @@ def read_space(text: str, file: str, *, path: Path | None = None) -> SearchSpace
     Raises one `InputError` with everything that is wrong, each with its line.
     """
     problems = document.Problems(file)
-    root = document.compose(text, file)
-    entries = document.mapping(root, problems, allowed=KEYS)
-    reader = _Reader(entries, problems)
-    space = reader.space(path)
+    root = document.Place(problems, document.compose(text, file), "")
+    entries = root.mapping(allowed=KEYS)
+    space = _Reader(entries, problems).space(path)
     # Code of the user's own brings its model itself, and a command is a workload.
     optional = {"workload": space.command, "model": not space.predictable}
     for name in REQUIRED:
         if name not in entries and not optional.get(name):
-            problems.add(root, f"{name} is missing")
-    check_expressions(space, reader.nodes, problems)
+            root.add(f"{name} is missing")
+    check_expressions(space, problems)
     problems.check()
-    check_meaning(space, reader.nodes, problems)
+    check_meaning(space, problems)
     problems.check()
     return space
 
 
 class _Reader:
-    """Reads each part of a space; `nodes` keeps where each came from ("constraints[0]")."""
+    """Reads each part of a space, and keeps where it came from ("constraints[0]")."""
 
     def __init__(self, entries: Mapping[str, document.Entry], problems: document.Problems) -> None:
         self.entries = entries
         self.problems = problems
-        self.nodes: dict[str, Node] = {entry.at: entry.value for entry in entries.values()}
+        for entry in entries.values():
+            entry.keep(entry.at)
         self.terms: Mapping[str, KnobSchema] = {}
         self.owners: dict[str, str] = {}
 
@@ -102,11 +91,11 @@ class _Reader:
         )
         knobs, fixed = self._knobs(), self._values("fixed")
         entries = [e for e in self._named("derived").values() if self._own(e, "derived")]
-        texts = {e.name: document.scalar(e.value, self.problems, e.at) for e in entries}
+        texts = {e.name: e.scalar() for e in entries}
         derived = {name: text.strip() for name, text in texts.items() if text is not None}
         stages, stage_knobs = self._stages()
         knobs |= stage_knobs
-        self.terms = {**self.terms, **stage_terms(stages, self.terms)}
+        self.terms = {**self.terms, **rules.stage_terms(stages, self.terms)}
         return complete_space(
             SearchSpace(
                 name=self._name(path),
@@ -134,34 +123,31 @@ class _Reader:
     def _workload(self) -> str:
         """The workload's name; that of a space with a command need not be written."""
         entry = self.entries.get("workload")
-        text = entry.value.value if entry and isinstance(entry.value, ScalarNode) else ""
+        text = entry.node.value if entry and isinstance(entry.node, ScalarNode) else ""
         if COMMAND in self.entries or PROGRAM in self.entries:
             if entry and text != COMMAND:
                 hint = f"leave one of them out, or write workload: {COMMAND}"
-                self.problems.add(entry.value, "there is also a command", at="workload", hint=hint)
+                entry.add("there is also a command", hint=hint)
             return COMMAND
         if _OBJECT.fullmatch(text):
             return text
-        if ":" in text:
-            hint = "write package.module:object"
-            self.problems.add(
-                self.nodes["workload"], f"{text[:60]!r} names no object", at="workload", hint=hint
-            )
+        if entry and ":" in text:
+            entry.add(f"{text[:60]!r} names no object", hint="write package.module:object")
             return "causal_lm"
         return self._word("workload", allowed=SCHEMAS) or "causal_lm"
 
     def _text(self, name: str) -> str | None:
         entry = self.entries.get(name)
-        text = document.scalar(entry.value, self.problems, name) if entry else None
+        text = document.text_of(entry)
         if entry and text is not None and not text.strip():
-            self.problems.add(entry.value, "is empty", at=name)
+            entry.add("is empty")
         return text.strip() if text else None
 
     def _word(self, name: str, *, allowed: Mapping[str, object]) -> str | None:
         text = self._text(name)
         if text is not None and text not in allowed:
             hint = document.suggestion(text, allowed.keys())
-            self.problems.add(self.nodes[name], f"unknown {name} {text[:60]!r}", at=name, hint=hint)
+            self.entries[name].add(f"unknown {name} {text[:60]!r}", hint=hint)
             return None
         return text
 
@@ -169,32 +155,25 @@ class _Reader:
         name = self._text("name") or ""
         if name and not _NAME.fullmatch(name):
             hint = "letters, digits, _, - and . (it names the folder of the results)"
-            self.problems.add(
-                self.nodes["name"], f"{name[:60]!r} is not a name", at="name", hint=hint
-            )
+            self.entries["name"].add(f"{name[:60]!r} is not a name", hint=hint)
         elif name and path is not None and name != path.stem:
+            text = f"the name {name!r} differs from that of the file, {path.stem!r}"
             hint = "two spaces with one name would mix their results"
-            self.problems.add(
-                self.nodes["name"],
-                f"the name {name!r} differs from that of the file, {path.stem!r}",
-                at="name",
-                hint=hint,
-            )
+            self.entries["name"].add(text, hint=hint)
         return name
 
-    def _items(self, name: str) -> list[Node]:
-        """The items of the list `name`, each noted in `nodes`."""
+    def _items(self, name: str) -> list[document.Place]:
+        """The items of the list `name`, each kept by its number."""
         entry = self.entries.get(name)
-        items = (document.sequence(entry.value, self.problems, name) or []) if entry else []
+        items = (entry.sequence() or []) if entry else []
         if len(items) > _MAX_ITEMS:
-            text = f"{len(items)} items; at most {_MAX_ITEMS} are allowed"
-            self.problems.add(items[_MAX_ITEMS], text, at=name)
+            items[_MAX_ITEMS].add(f"{len(items)} items; at most {_MAX_ITEMS} are allowed")
         for index, item in enumerate(items[:_MAX_ITEMS]):
-            self.nodes[f"{name}[{index}]"] = item
+            item.keep(f"{name}[{index}]")
         return items[:_MAX_ITEMS]
 
     def _words(self, name: str) -> tuple[str, ...]:
-        texts = [document.scalar(item, self.problems, name) for item in self._items(name)]
+        texts = [item.scalar() for item in self._items(name)]
         return tuple(text for text in texts if text is not None)
 
     def _expressions(self, name: str) -> tuple[str, ...]:
@@ -206,9 +185,9 @@ class _Reader:
         if entry is None:
             return {}
         noun = "knob" if name == "knobs" else "name"
-        found = document.mapping(entry.value, self.problems, name, allowed=self.terms, noun=noun)
+        found = entry.mapping(allowed=self.terms, noun=noun)
         for item in found.values():
-            self.nodes[item.at] = item.value
+            item.keep(item.at)
         return found
 
     def _own(self, entry: document.Entry, part: str) -> bool:
@@ -216,29 +195,27 @@ class _Reader:
         other = self.owners.setdefault(entry.name, part)
         if other != part:
             text = f"{entry.name!r} is under {part!r} and under {other!r}"
-            self.problems.add(entry.key, text, at=part, hint="keep one of them")
+            entry.key.add(text, hint="keep one of them")
         return other == part
 
     def _knobs(self) -> dict[str, Knob]:
         entries = [e for e in self._named("knobs").values() if self._own(e, "knobs")]
-        if "knobs" in self.entries and not self.entries["knobs"].value.value:
-            self.problems.add(self.nodes["knobs"], "there is no knob", at="knobs")
-        return {
-            e.name: read_knob(e.value, self.terms[e.name], self.problems, e.at) for e in entries
-        }
+        if "knobs" in self.entries and not self.entries["knobs"].node.value:
+            self.entries["knobs"].add("there is no knob")
+        return {e.name: read_knob(e, self.terms[e.name]) for e in entries}
 
     def _memory(self, knobs: Mapping[str, Knob], *, own: bool) -> dict[str, tuple[KnobValue, ...]]:
         if not own and "memory" in self.entries:
             text = "is for code of your own; what takes memory in this workload is known"
-            self.problems.add(self.entries["memory"].key, text, at="memory")
+            dataclasses.replace(self.entries["memory"].key, at="memory").add(text)
             return {}
         found = {}
         for entry in self._named("memory").values():
             if entry.name in knobs:
                 term, knob = self.terms[entry.name], knobs[entry.name]
-                found[entry.name] = read_order(entry.value, knob, term, self.problems, entry.at)
+                found[entry.name] = read_order(entry, knob, term)
             else:
-                self.problems.add(entry.key, f"{entry.name!r} is no knob", at="memory")
+                entry.key.add(f"{entry.name!r} is no knob")
         return found
 
     def _values(self, part: str) -> dict[str, KnobValue]:
@@ -248,71 +225,59 @@ class _Reader:
         return self._read_values(entries)
 
     def _read_values(self, entries: Mapping[str, document.Entry]) -> dict[str, KnobValue]:
-        read = {
-            e.name: read_value(e.value, self.terms[e.name], self.problems, e.at)
-            for e in entries.values()
-        }
+        read = {e.name: read_value(e, self.terms[e.name]) for e in entries.values()}
         return {name: value for name, value in read.items() if value is not None}
 
     def _data(self) -> DataFacts:
         entry = self.entries.get("data")
-        return read_data(entry.value, self.problems) if entry else DataFacts()
+        return read_data(entry) if entry else DataFacts()
 
     def _apply(self) -> dict[str, ApplyTarget]:
         entry = self.entries.get("apply")
-        return read_apply(entry, self.problems, self.nodes) if entry else {}
+        return read_apply(entry) if entry else {}
 
     def _objectives(self) -> tuple[ObjectiveName, ...]:
         if "objectives" not in self.entries:
             return DEFAULT_OBJECTIVES
         words = self._words("objectives")
         for index, word in enumerate(words):
-            node = self.nodes[f"objectives[{index}]"]
+            node = self.problems.nodes[f"objectives[{index}]"]
+            place = document.Place(self.problems, node, "objectives")
             if word not in METRICS:
                 hint = document.suggestion(word, METRICS)
-                self.problems.add(
-                    node, f"unknown objective {word[:60]!r}", at="objectives", hint=hint
-                )
+                place.add(f"unknown objective {word[:60]!r}", hint=hint)
             elif word in words[:index]:
-                self.problems.add(node, f"{word!r} is listed twice", at="objectives")
+                place.add(f"{word!r} is listed twice")
         if not words:
-            self.problems.add(self.nodes["objectives"], "there is no objective", at="objectives")
+            self.entries["objectives"].add("there is no objective")
         return tuple(METRICS[word] for word in words if word in METRICS)
 
-    def _stages(self) -> tuple[tuple[Stage, ...], dict[str, Knob]]:
+    def _stages(self) -> tuple[tuple[rules.Stage, ...], dict[str, Knob]]:
         """The stages, and the knobs that one of them has for itself."""
-        stages: list[Stage] = []
+        stages: list[rules.Stage] = []
         knobs: dict[str, Knob] = {}
         for index, item in enumerate(self._items("stages")):
-            at = f"stages[{index}]"
-            parts = document.mapping(
-                item, self.problems, at, allowed=("name", "set", *_STAGE_TERMS)
-            )
-            if isinstance(item, MappingNode) and not {"name", "set"} <= set(parts):
-                self.problems.add(item, "a stage needs a name and what it sets: {name, set}", at=at)
+            place = dataclasses.replace(item, at=f"stages[{index}]")
+            parts = place.mapping(allowed=("name", "set", *_STAGE_TERMS))
+            if isinstance(place.node, MappingNode) and not {"name", "set"} <= set(parts):
+                place.add("a stage needs a name and what it sets: {name, set}")
                 continue
-            name = document.scalar(parts["name"].value, self.problems, at) if parts else None
+            name = dataclasses.replace(parts["name"], at=place.at).scalar() if parts else None
             if name is None:
                 continue
-            values = document.mapping(
-                parts["set"].value, self.problems, f"{at}.set", allowed=self.terms, noun="name"
-            )
+            values = parts["set"].mapping(allowed=self.terms, noun="name")
             if any(name == stage.name for stage in stages):
-                self.problems.add(item, f"there are two stages {name!r}", at=at)
+                place.add(f"there are two stages {name!r}")
             read: dict[str, Any] = {
-                n: read_value(parts[n].value, term, self.problems, f"{at}.{n}")
-                for n, term in _STAGE_TERMS.items()
-                if n in parts
+                n: read_value(parts[n], term) for n, term in _STAGE_TERMS.items() if n in parts
             }
             own = {n: e for n, e in values.items() if self._is_searched(e)}
             fixed = self._read_values({n: e for n, e in values.items() if n not in own})
-            found = {
-                n: read_knob(e.value, self.terms[n], self.problems, e.at) for n, e in own.items()
-            }
+            found = {n: read_knob(e, self.terms[n]) for n, e in own.items()}
             if own and not name.isidentifier():
                 hint = "letters, digits and _, so that a condition can name it"
-                self.problems.add(item, f"{name[:60]!r} has knobs of its own", at=at, hint=hint)
-            stage = Stage(
+                place.add(f"{name[:60]!r} has knobs of its own", hint=hint)
+            stage = rules.Stage(
                 name,
                 {**fixed, **{n: knob.values[0] for n, knob in found.items() if knob.values}},
                 searched=frozenset(n for n, knob in found.items() if knob.values),
@@ -321,127 +286,113 @@ class _Reader:
             stages.append(stage)
             for n, knob in found.items():
                 knobs[stage.own_name(n)] = Knob(stage.own_name(n), knob.values)
-                self.nodes[f"knobs.{stage.own_name(n)}"] = own[n].value
+                own[n].keep(f"knobs.{stage.own_name(n)}")
         return tuple(stages), knobs
 
     def _is_searched(self, entry: document.Entry) -> bool:
         """True if a stage gives several values to choose from."""
-        is_list = isinstance(entry.value, SequenceNode)
-        return isinstance(entry.value, MappingNode) or (
+        is_list = isinstance(entry.node, SequenceNode)
+        return isinstance(entry.node, MappingNode) or (
             is_list and self.terms[entry.name].kind != "names"
         )
 
 
-Nodes = Mapping[str, Node]
-
-
-def check_meaning(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
-    """Note in `problems` what can only be seen with the whole space.
-
-    `nodes` tells where each part of the space stands in the file ("constraints[0]").
-    """
-    with problems.noting(nodes.get("derived"), "derived"):
+def check_meaning(space: SearchSpace, problems: document.Problems) -> None:
+    """Note in `problems` what can only be seen with the whole space."""
+    with problems.place("derived").noting():
         _ = space.derivations  # raises for a circle
-    size = combinations(space.choices)
-    if size > MAX_COMBINATIONS:
+    size = rules.combinations(space.choices)
+    if size > rules.MAX_COMBINATIONS:
         knobs = sorted(space.knobs.values(), key=lambda knob: -len(knob.values))[:3]
         largest = ", ".join(f"{knob.name} has {len(knob.values)}" for knob in knobs)
-        problems.add(
-            nodes["knobs"],
-            f"the knobs have {size:,} combinations; at most {MAX_COMBINATIONS:,} are allowed",
-            at="knobs",
+        problems.place("knobs").add(
+            f"the knobs have {size:,} combinations; at most {rules.MAX_COMBINATIONS:,} are allowed",
             hint=f"use fewer values or larger steps: {largest}",
         )
     problems.check()
-    _check_evaluation(space, nodes, problems)
+    _check_evaluation(space, problems)
     problems.check()
-    _check_not_empty(space, nodes, problems)
-    _check_baseline(space, nodes, problems)
+    _check_not_empty(space, problems)
+    _check_baseline(space, problems)
 
 
-def check_expressions(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
+def check_expressions(space: SearchSpace, problems: document.Problems) -> None:
     """Note every expression that is none, and stages that set derived values.
 
     Needs no knob to have been read, so it can be said together with everything else.
     """
     for index, stage in enumerate(space.stages):
-        at = f"stages[{index}]"
         for name in stage.values:
             if name in space.derived:
                 text = f"{name} is derived ({space.derived[name]}) and cannot be set in a stage"
-                problems.add(nodes[at], text, at=at)
+                problems.place(f"stages[{index}]").add(text)
     texts = {f"derived.{name}": text for name, text in space.derived.items()}
     texts |= {f"constraints[{i}]": text for i, text in enumerate(space.constraints)}
     texts |= {f"floors[{i}]": text for i, text in enumerate(space.floors)}
     if space.command is not None and space.command.samples_per_step is not None:
         texts["samples_per_step"] = space.command.samples_per_step
     for at, text in texts.items():
-        with problems.noting(nodes.get(at), at):
+        with problems.place(at).noting():
             space.condition(text)
-    stages = [stage.name for stage in space.stages]
-    check_apply(space.apply, stages, space.condition, nodes=nodes, problems=problems)
+    check_apply(space.apply, [stage.name for stage in space.stages], space.condition, problems)
 
 
-def _check_evaluation(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
+def _check_evaluation(space: SearchSpace, problems: document.Problems) -> None:
     """Evaluate every rule for all values it can meet, so that nothing fails later."""
-    rules = [*space.rules, *space.floor_rules()]
-    needed = sum(evaluations(rule, space.choices) for rule in rules)
-    if needed > MAX_EVALUATIONS:
-        widest = max(rules, key=lambda rule: evaluations(rule, space.choices))
-        problems.add(
-            nodes.get(widest.origin),
-            f"the constraints need {needed:,} evaluations; at most {MAX_EVALUATIONS:,} are allowed",
-            at=widest.origin,
+    every = [*space.rules, *space.floor_rules()]
+    needed = sum(rules.evaluations(rule, space.choices) for rule in every)
+    if needed > rules.MAX_EVALUATIONS:
+        widest = max(every, key=lambda rule: rules.evaluations(rule, space.choices))
+        problems.place(widest.origin).add(
+            f"the constraints need {needed:,} evaluations; at most {rules.MAX_EVALUATIONS:,} are "
+            "allowed",
             hint=f"use fewer values, or fewer knobs in one condition than `{widest.label}`",
         )
         return
     failed: set[str] = set()
-    for rule in sorted(rules, key=lambda rule: not rule.origin.startswith("derived")):
+    for rule in sorted(every, key=lambda rule: not rule.origin.startswith("derived")):
         try:
-            evaluate_everywhere(rule, space.choices, space.fixed)
+            rules.evaluate_everywhere(rule, space.choices, space.fixed)
         except InputError as error:
             # A derived value that cannot be computed also fails every rule that reads it.
             if error.message not in failed:
-                problems.add_error(nodes.get(rule.origin), error, at=rule.origin)
+                problems.place(rule.origin).add_error(error)
             failed.add(error.message)
 
 
-def _check_not_empty(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
-    blamed = conflict(space.choices, space.fixed, space.rules)
+def _check_not_empty(space: SearchSpace, problems: document.Problems) -> None:
+    blamed = rules.conflict(space.choices, space.fixed, space.rules)
     if not blamed:
-        blamed = conflict(space.choices, space.fixed, [*space.rules, *space.floor_rules()])
+        blamed = rules.conflict(space.choices, space.fixed, [*space.rules, *space.floor_rules()])
     if blamed:
-        place = next((rule.origin for rule in blamed if rule.origin in nodes), "knobs")
+        at = next((rule.origin for rule in blamed if rule.origin in problems.nodes), "knobs")
         names = sorted({name for rule in blamed for name in rule.inputs})
         fixed = settings_text(space.fixed, names, between=", ")
-        problems.add(
-            nodes[place],
-            f"no configuration is left, excluded by {_together(blamed, nodes)}",
-            at=place,
+        problems.place(at).add(
+            f"no configuration is left, excluded by {_together(blamed, problems)}",
             hint=f"with {fixed}" if fixed else None,
         )
 
 
-def _together(rules: list[Rule], nodes: Nodes) -> str:
-    def line(rule: Rule) -> str:
-        node = nodes.get(rule.origin)
+def _together(blamed: list[rules.Rule], problems: document.Problems) -> str:
+    def line(rule: rules.Rule) -> str:
+        node = problems.nodes.get(rule.origin)
         return f" (line {node.start_mark.line + 1})" if node is not None else ""
 
-    return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in rules)
+    return " together with ".join(f"`{rule.label}`{line(rule)}" for rule in blamed)
 
 
-def _check_baseline(space: SearchSpace, nodes: Nodes, problems: document.Problems) -> None:
+def _check_baseline(space: SearchSpace, problems: document.Problems) -> None:
     if space.baseline is None or problems.found:
         return
     missing = sorted(space.knobs.keys() - space.baseline.keys())
     if missing:
         text = f"{', '.join(missing)} missing: a baseline sets every knob"
-        problems.add(nodes["baseline"], text, at="baseline")
+        problems.place("baseline").add(text)
     for name in sorted(space.baseline.keys() - space.knobs.keys()):
-        text = f"{name} is not a knob of this space"
-        problems.add(nodes[f"baseline.{name}"], text, at=f"baseline.{name}")
+        problems.place(f"baseline.{name}").add(f"{name} is not a knob of this space")
     if not problems.found:
-        with problems.noting(nodes["baseline"], "baseline"):
+        with problems.place("baseline").noting():
             configure(space, space.baseline, strict=False)
 
 

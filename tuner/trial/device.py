@@ -56,8 +56,7 @@ def fill(model: nn.Module, device: str, *, on_host: Sequence[nn.Module] = ()) ->
     Layers of transformers are initialised as their authors do, quantised ones hold random codes.
     Tied parameters stay tied. Modules in `on_host` are filled on the device one after the other,
     where that takes no time, and moved to host memory. Of a sharded model only this rank's shards
-    are filled. Raises torch.OutOfMemoryError where the
-    device is too small.
+    are filled. Raises torch.OutOfMemoryError where the device is too small.
     """
     if any(hasattr(parameter, "_local_tensor") for parameter in model.parameters()):
         _fill_shards(model, device)

@@ -208,10 +208,9 @@ def measure(
 
     Raises `InputError` for a configuration that can't be built, and all exceptions of PyTorch and
     the operating system. A loss that is not finite ends the timed steps and is noted in the
-    measurement. `report` is called with JSON facts: "device", "phase" (of warm-up
-    steps; null while steps are timed), "load_s", "loaded_bytes", "trainable_params",
-    "total_params", "needed_s" (`tuner.trial.stop_rule`), "first_step_s", "phase_peak_bytes",
-    "peak_reserved_bytes".
+    measurement. `report` is called with JSON facts: "device", "phase" (of warm-up steps; null while
+    steps are timed), "load_s", "loaded_bytes", "trainable_params", "total_params", "needed_s"
+    (`tuner.trial.stop_rule`), "first_step_s", "phase_peak_bytes", "peak_reserved_bytes".
 
     The process must be new and have imported the training libraries (`Training.prepare`): limits
     and settings stay in force, and the memory of an import would count as the trial's.

@@ -1,8 +1,7 @@
 """A trial on several GPUs: one process per rank, supervised by the trial's own process.
 
-As in torchrun, the first rank that fails ends all others, and its failure is the trial's. The
-ranks are in the trial's process group and end with its process, so ending the trial ends them
-all.
+As in torchrun, the first rank that fails ends all others, and its failure is the trial's. The ranks
+are in the trial's process group and end with its process, so ending the trial ends them all.
 """
 
 from __future__ import annotations

@@ -254,9 +254,8 @@ def estimate(  # noqa: PLR0913 - one argument for each option
     value of the space's baseline; without a space, the default of `loop`: "trl" (TRL's SFTTrainer),
     "transformers" (its Trainer) or "own" (that of tuner's trials). Trials of the space that ran on
     this GPU type correct the prediction (`Estimate.corrected_by`), where the folder `results` has
-    some; `results=None` leaves it as predicted. The other arguments are those of
-    `tuner.search`. Raises `InputError` for wrong arguments, and if the GPU cannot run the
-    configuration at all.
+    some; `results=None` leaves it as predicted. The other arguments are those of `tuner.search`.
+    Raises `InputError` for wrong arguments, and if the GPU cannot run the configuration at all.
     """
     memory_bytes = as_bytes(gpu_memory, "gpu_memory")
     device = find_gpu(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price)

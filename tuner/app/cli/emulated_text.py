@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 from tuner.core.expressions import show
 from tuner.core.outcome import signal_name
 from tuner.core.units import GIB, format_duration, format_range, format_size, significant
-from tuner.emulator.emulation import (
-    BRANCH,
-    FAILED,
-    FIRST_STEPS,
-    EmulatedAllocation,
-    EmulatedDeviceUse,
-    Emulation,
-    UnknownValues,
-)
+from tuner.emulator import emulation
 from tuner.emulator.ending import OUT_OF_MEMORY, Afterwards, Ended, ProgramError
 from tuner.report.terminal.evidence import limit_text, peak_text
 from tuner.report.terminal.render import count, echo
@@ -52,16 +44,16 @@ _TOO_FEW_GPUS = re.compile(
 # -- the verdict --------------------------------------------------------------------------------
 
 
-def reason_text(found: Emulation) -> str:
+def reason_text(found: emulation.Emulation) -> str:
     """Why it is unknown whether the program fits, or runs out of memory later; else empty."""
     if found.fits is not None:
         return growth_text(found) or _host_text(found) if found.fits is False else ""
     if found.own_fault is not None:
         return _fault_text(found)
-    return (found.ended in FAILED and ended_text(found)) or _why_unknown(found)
+    return (found.ended in emulation.FAILED and ended_text(found)) or _why_unknown(found)
 
 
-def so_far_text(found: Emulation) -> str:
+def so_far_text(found: emulation.Emulation) -> str:
     """The verdict of a program that fits until the end of its run, and has code that did not run.
 
     Empty for others.
@@ -71,7 +63,7 @@ def so_far_text(found: Emulation) -> str:
     return "fits, as far as it ran" if found.fits is None and is_left else ""
 
 
-def ended_text(found: Emulation) -> str:
+def ended_text(found: emulation.Emulation) -> str:
     """The end of a program that neither ended by itself nor after the steps asked for."""
     error = found.error
     steps = f"{found.steps} optimizer step{'s' * (found.steps != 1)}"
@@ -108,11 +100,11 @@ def _at(error: ProgramError | None) -> str:
     return f", at {error.line}" if error is not None and error.line else ""
 
 
-def _fault_text(found: Emulation) -> str:
+def _fault_text(found: emulation.Emulation) -> str:
     return f"{found.own_fault}. Please report it; no number below can be relied on"
 
 
-def _why_unknown(found: Emulation) -> str:
+def _why_unknown(found: emulation.Emulation) -> str:
     """Why a run that did not fail decides nothing."""
     steps = f"{found.steps} optimizer step{'s' * (found.steps != 1)}"
     if found.engine is not None and found.engine.mode == "server" and found.steps:
@@ -137,7 +129,7 @@ def _why_unknown(found: Emulation) -> str:
     )
 
 
-def _host_text(found: Emulation) -> str:
+def _host_text(found: emulation.Emulation) -> str:
     """The phase in which Linux kills the program for want of memory on the host; else empty."""
     host = found.host
     if host is None or not found.host_is_full:
@@ -149,7 +141,7 @@ def _host_text(found: Emulation) -> str:
     )
 
 
-def growth_text(found: Emulation) -> str:
+def growth_text(found: emulation.Emulation) -> str:
     """The line that keeps memory of each step or batch, and the one that ends the run."""
     ends, use = found.ends_at_step, found.limiting
     if use is not None and found.evaluation_ends_at is not None:
@@ -170,7 +162,7 @@ def growth_text(found: Emulation) -> str:
 # -- fields -------------------------------------------------------------------------------------
 
 
-def run_fields(found: Emulation, of: Emulation) -> list[Field]:
+def run_fields(found: emulation.Emulation, of: emulation.Emulation) -> list[Field]:
     """The place where memory ran out, the peak of each phase, and the rows of the largest batch.
 
     `of` is the same run, on a GPU with more memory if it ran out.
@@ -196,7 +188,7 @@ def run_fields(found: Emulation, of: Emulation) -> list[Field]:
     ]
 
 
-def more_fields(found: Emulation) -> list[Field]:
+def more_fields(found: emulation.Emulation) -> list[Field]:
     """The numbers of an emulated run that only --verbose shows."""
     use, memory, time = found.limiting, found.memory, found.time
     held = found.peak.holders if found.peak is not None else ()
@@ -232,7 +224,7 @@ def more_fields(found: Emulation) -> list[Field]:
     ]
 
 
-def emulated_notes(found: Emulation) -> Iterator[str]:
+def emulated_notes(found: emulation.Emulation) -> Iterator[str]:
     """Restrictions of the answer, the gravest first."""
     time = found.time
     texts = (
@@ -249,7 +241,7 @@ def emulated_notes(found: Emulation) -> Iterator[str]:
     yield from filter(None, texts)
 
 
-def host_phases_text(found: Emulation) -> str:
+def host_phases_text(found: emulation.Emulation) -> str:
     """The host memory of each phase, where it comes near its limit or the limit is stated."""
     host = found.host
     if host is None or not (host.is_stated or host.peak_bytes >= _NEAR * host.limit_bytes):
@@ -261,7 +253,7 @@ def host_phases_text(found: Emulation) -> str:
     return text if host.is_stated or not host.is_killed else f"{text}: Linux would kill it here"
 
 
-def refusals_text(found: Emulation) -> str:
+def refusals_text(found: emulation.Emulation) -> str:
     """The lines that ran out of memory and did not end the run."""
     texts = []
     ways = (Afterwards.RECOVERED, "got as much or less later"), (Afterwards.SURVIVED, "trained on")
@@ -277,7 +269,7 @@ def refusals_text(found: Emulation) -> str:
     return "; ".join(texts)
 
 
-def data_text(found: Emulation) -> str:
+def data_text(found: emulation.Emulation) -> str:
     """The rows that make the largest batch of the training, and the share of long ones."""
     data = found.training_data
     if data is None:
@@ -285,7 +277,7 @@ def data_text(found: Emulation) -> str:
     if data.of is None:
         return f"a stream: unknown beyond the {data.read:,} batches that were read"
     unread = f"{data.read:,} of {data.of:,} rows read" if data.read < data.of else ""
-    if data.step <= FIRST_STEPS:
+    if data.step <= emulation.FIRST_STEPS:
         return unread  # it is one of the first steps, or not known
     what = f"a batch of {data.size:,} {data.unit}"
     if data.row is not None:
@@ -297,7 +289,7 @@ def data_text(found: Emulation) -> str:
     return "; ".join(filter(None, (text, unread)))
 
 
-def input_bound_text(found: Emulation) -> str:
+def input_bound_text(found: emulation.Emulation) -> str:
     """The time in which the batches of a step are read, where the device is faster."""
     data, time = found.training_data, found.time
     if data is None or data.read_s is None or time is None:
@@ -311,7 +303,7 @@ def input_bound_text(found: Emulation) -> str:
     )
 
 
-def not_run_text(found: Emulation) -> str:
+def not_run_text(found: emulation.Emulation) -> str:
     """The phases that did not come; of a run that ended, those of a training that goes on."""
     if not (found.whole and found.steps):
         return ""
@@ -321,7 +313,7 @@ def not_run_text(found: Emulation) -> str:
     return f"not run: {', '.join(left)}" if left else ""
 
 
-def engine_text(found: Emulation) -> str:
+def engine_text(found: emulation.Emulation) -> str:
     """The engine that generates, which is not emulated."""
     engine = found.engine
     if engine is None:
@@ -338,7 +330,7 @@ def engine_text(found: Emulation) -> str:
     )
 
 
-def decoding_text(found: Emulation) -> str:
+def decoding_text(found: emulation.Emulation) -> str:
     """The longest decode loop that was extrapolated."""
     if not found.decoding:
         return ""
@@ -352,7 +344,7 @@ def decoding_text(found: Emulation) -> str:
     )
 
 
-def training_text(found: Emulation) -> str:
+def training_text(found: emulation.Emulation) -> str:
     """Input shapes and settings, as they reached the trainer."""
     shapes = Counter(found.inputs)
     texts = [
@@ -372,7 +364,7 @@ def training_text(found: Emulation) -> str:
     return "; ".join(filter(None, (inputs, settings)))
 
 
-def unknown_text(found: Emulation) -> str:
+def unknown_text(found: emulation.Emulation) -> str:
     """Calls of CUDA's libraries that are not emulated."""
     shown = [f"{name} ({number} calls)" for name, number in found.unknown_calls.items()]
     more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
@@ -382,15 +374,15 @@ def unknown_text(found: Emulation) -> str:
 _TAKEN = {
     "at most": "at most that large",
     "assumed": "assumed (even choices, finite floats)",
-    BRANCH: "branches on made-up values",
+    emulation.BRANCH: "branches on made-up values",
 }
 
 
-def sizes_text(values: Sequence[UnknownValues]) -> str:
+def sizes_text(values: Sequence[emulation.UnknownValues]) -> str:
     """Operators whose output sizes are unknown, the sizes taken instead, and unknown branches."""
     shown: dict[str, list[str]] = {}
     for one in values:
-        if one.decides_shape or one.kind == BRANCH:
+        if one.decides_shape or one.kind == emulation.BRANCH:
             where = f" at {one.line}" if one.line else ""
             shown.setdefault(_TAKEN.get(one.kind, "unknown"), []).append(f"{one.operator}{where}")
     texts = []
@@ -410,7 +402,7 @@ def print_last_lines(log_tail: str, *, of: str = "the program", at_most: int = _
         echo(f"  {line[:_LINE_CHARS]}{'...' * (len(line) > _LINE_CHARS)}")
 
 
-def print_lines_of_code(use: EmulatedDeviceUse) -> None:
+def print_lines_of_code(use: emulation.EmulatedDeviceUse) -> None:
     """A table of the lines of code that hold the memory at the peak."""
     shown = [row for row in use.allocations[:_ROWS] if row.bytes >= _LEAST * use.device_bytes]
     print_rows(
@@ -420,7 +412,7 @@ def print_lines_of_code(use: EmulatedDeviceUse) -> None:
     )
 
 
-def _place(row: EmulatedAllocation) -> str:
+def _place(row: emulation.EmulatedAllocation) -> str:
     number = f", {row.count} blocks" if row.count > 1 else ""
     if not row.line or row.line == row.where:
         return f"{row.line or row.where}{number}"

@@ -211,26 +211,24 @@ def calibrate(*, device: str, output: Path | None, budget_s: float, as_json: boo
     path = output or profile_path(profile.gpu or profile.device)
     profile.save(path)
     if as_json:
-        print_json(_summary(profile, path))
+        dtypes = sorted({rate.dtype for rate in profile.matmul})
+        print_json(
+            {
+                "path": str(path),
+                "device": profile.device,
+                "gpu": profile.gpu,
+                "peak_flops_per_s": {dtype: profile.peak_flops_per_s(dtype) for dtype in dtypes},
+                "bandwidth_bytes_per_s": profile.bandwidth_bytes_per_s(),
+                "launch_s": profile.launch_s,
+                "kernel_s": profile.kernel_s,
+                "context_bytes": profile.context_bytes,
+                "products": len(profile.matmul),
+                "skipped": list(profile.skipped),
+                "duration_s": profile.duration_s,
+            }
+        )
     else:
         _print_profile(profile, path)
-
-
-def _summary(profile: DeviceProfile, path: Path) -> dict[str, object]:
-    dtypes = sorted({rate.dtype for rate in profile.matmul})
-    return {
-        "path": str(path),
-        "device": profile.device,
-        "gpu": profile.gpu,
-        "peak_flops_per_s": {dtype: profile.peak_flops_per_s(dtype) for dtype in dtypes},
-        "bandwidth_bytes_per_s": profile.bandwidth_bytes_per_s(),
-        "launch_s": profile.launch_s,
-        "kernel_s": profile.kernel_s,
-        "context_bytes": profile.context_bytes,
-        "products": len(profile.matmul),
-        "skipped": list(profile.skipped),
-        "duration_s": profile.duration_s,
-    }
 
 
 def _print_profile(profile: DeviceProfile, path: Path) -> None:

@@ -25,19 +25,7 @@ import click
 
 from tuner import __version__
 from tuner.app.cli import examples, help_all, shows_all, with_help_all
-from tuner.core.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_CODES_TEXT,
-    EXIT_FOUND,
-    EXIT_INTERRUPTED,
-    EXIT_UNAVAILABLE,
-    InputError,
-    Note,
-    TunerError,
-    missing_extra,
-    nearest,
-    unknown,
-)
+from tuner.core import errors
 from tuner.core.units import printable
 from tuner.report.terminal.render import echo, echo_error
 
@@ -148,7 +136,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does. Raises `InputError` with the nearest spelling of an unknown name."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise unknown("command", args[0], COMMANDS)
+            raise errors.unknown("command", args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -161,7 +149,7 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
-    epilog=f"Exit codes: {EXIT_CODES_TEXT}.\n\n"
+    epilog=f"Exit codes: {errors.EXIT_CODES_TEXT}.\n\n"
     + examples(
         "tuner check train.py --gpu rtx4090",
         "tuner estimate --model qwen3-8b --gpu rtx4090 --qlora --batch-size 4",
@@ -187,15 +175,15 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _note
-            warnings.simplefilter("default", Note)
+            warnings.simplefilter("default", errors.Note)
             result = cli.main(
                 list(arguments), prog_name="tuner", standalone_mode=False, obj=tuple(arguments)
             )
-    except TunerError as error:
+    except errors.TunerError as error:
         echo_error(f"{error.word}: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        missing = missing_extra(error)
+        missing = errors.missing_extra(error)
         if missing is None:
             raise
         echo_error(f"error: {missing}")
@@ -204,11 +192,11 @@ def run(arguments: Sequence[str]) -> int:
         return ended.exit_code
     except click.ClickException as error:
         _show(error, arguments)
-        return EXIT_BAD_INPUT
+        return errors.EXIT_BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
-    return result if isinstance(result, int) else EXIT_FOUND
+        return errors.EXIT_INTERRUPTED
+    return result if isinstance(result, int) else errors.EXIT_FOUND
 
 
 def _behind_dashes(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
@@ -237,7 +225,7 @@ _show_warning = warnings.showwarning
 
 def _note(message: Warning | str, category: type[Warning], *more: Any, **kwargs: Any) -> None:
     """Print a note as one line, and any other warning as Python does."""
-    if issubclass(category, Note):
+    if issubclass(category, errors.Note):
         echo(str(message), err=True)
     else:
         _show_warning(message, category, *more, **kwargs)
@@ -249,10 +237,10 @@ def _show(error: click.ClickException, arguments: Sequence[str]) -> None:
         error.show()  # the help itself
         return
     if isinstance(error, click.NoSuchOption) and (line := _behind_dashes(error, arguments)):
-        close = nearest(error.option_name, error.possibilities or ())
+        close = errors.nearest(error.option_name, error.possibilities or ())
         hint = f"did you mean {close!r}? " if close else ""
         hint += f"behind --, it goes to your program: {line}"
-        echo_error(f"error: {InputError(f'no such option: {error.option_name}', hint=hint)}")
+        echo_error(f"error: {errors.InputError(f'no such option: {error.option_name}', hint=hint)}")
         return
     text = printable(error.format_message())
     if isinstance(error, click.UsageError):
@@ -285,7 +273,7 @@ def main() -> None:
         code = run(sys.argv[1:])
     except Exception:  # noqa: BLE001 - Python would end with 1, which says "does not fit"
         traceback.print_exc()
-        code = EXIT_UNAVAILABLE
+        code = errors.EXIT_UNAVAILABLE
     if not gc.isenabled():
         gc.freeze()  # the interpreter looks for cycles once more when it ends
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,18 +25,8 @@ import tuner
 from tuner.app.cli import subcommand
 from tuner.app.cli.main import load
 from tuner.app.target import ALL
+from tuner.core import errors
 from tuner.core.environment import own_python
-from tuner.core.errors import (
-    EXIT_CODES,
-    EXIT_FOUND,
-    EXIT_INTERRUPTED,
-    EXIT_UNAVAILABLE,
-    InputError,
-    TunerError,
-    UnavailableError,
-    install_command,
-    unknown,
-)
 from tuner.core.expressions import show
 from tuner.core.files import shipped_places
 from tuner.core.supervised import ProgramTask, run_supervised
@@ -218,16 +208,16 @@ def command(*, may_run: bool) -> None:
     try:
         import mcp.server.stdio  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UnavailableError(
+        raise errors.UnavailableError(
             f"the MCP server needs {error.name}, which is not installed",
-            hint=install_command("mcp"),
+            hint=errors.install_command("mcp"),
         ) from error
     import anyio
 
     for number in (signal.SIGINT, signal.SIGTERM):
         # The thread that reads stdin can't be woken, and an orderly end would wait for it. The
         # command of a call ends with this process.
-        signal.signal(number, lambda *_: os._exit(EXIT_INTERRUPTED))
+        signal.signal(number, lambda *_: os._exit(errors.EXIT_INTERRUPTED))
     anyio.run(_serve, tools(may_run=may_run))
 
 
@@ -312,20 +302,22 @@ def answered(
     try:
         tool, words = _asked(offered, name, given)
         code, printed, said = _run(words, stopped)
-    except TunerError as error:
+    except errors.TunerError as error:
         return _failed(error.exit_code, f"error: {error}")
     if not printed:
         return _failed(code, said)
     try:
         data = json.loads(printed)
     except ValueError:  # it was killed, or printed more than is read
-        return _failed(EXIT_UNAVAILABLE, f"{said}\nerror: the answer is too long, or not whole")
+        return _failed(
+            errors.EXIT_UNAVAILABLE, f"{said}\nerror: the answer is too long, or not whole"
+        )
     notes = [f"{line}." for line in said.splitlines() if line.startswith(NOTED)]
     text = "\n".join((*_answer(data), *notes))
     if not Draft202012Validator(tool.output_schema()).is_valid(data):  # clients would refuse it
         return _failed(code, f"{text}\nIts JSON is left out: a fault of tuner's own.")
     text = text[:MOST_CHARS]
-    return _ToolAnswer(text if code == EXIT_FOUND else f"{text}\n{_code_text(code)}", data)
+    return _ToolAnswer(text if code == errors.EXIT_FOUND else f"{text}\n{_code_text(code)}", data)
 
 
 def _answer(data: Mapping[str, Any]) -> Iterator[str]:
@@ -344,26 +336,26 @@ def _asked(
     from jsonschema import Draft202012Validator
 
     if len(json.dumps((name, given))) > MOST_ARGUMENT_CHARS:
-        raise InputError(
+        raise errors.InputError(
             f"the arguments are longer than {MOST_ARGUMENT_CHARS:,} characters of JSON",
             hint="ask about one program or model",
         )
     tool = offered.get(name)
     if tool is None:
-        raise unknown("tool", name, offered)
+        raise errors.unknown("tool", name, offered)
     given = {name: _unquoted(value) for name, value in given.items()}
     if wrong := [
         f"{error.json_path}: {error.message}"
         for error in Draft202012Validator(tool.input_schema()).iter_errors(given)
     ]:
-        raise InputError("; ".join(wrong))
+        raise errors.InputError("; ".join(wrong))
     gpu = given.get("gpu", "")
     if gpu == ALL or "," in gpu:
-        raise InputError("gpu is one GPU type", hint="call once for each type")
+        raise errors.InputError("gpu is one GPU type", hint="call once for each type")
     try:
         return tool, tool.words(given)
     except ValueError as error:  # no line of a shell
-        raise InputError(f"program: {error}") from error
+        raise errors.InputError(f"program: {error}") from error
 
 
 def _unquoted(value: Any) -> Any:
@@ -383,7 +375,7 @@ def _failed(code: int, said: str) -> _ToolAnswer:
 
 
 def _code_text(code: int) -> str:
-    return f"Exit code {code}: {EXIT_CODES.get(code, 'a fault of its own')}."
+    return f"Exit code {code}: {errors.EXIT_CODES.get(code, 'a fault of its own')}."
 
 
 def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, str]:
@@ -400,7 +392,7 @@ def _run(words: Sequence[str], stopped: Callable[[], bool]) -> tuple[int, str, s
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         end = run_supervised(task, output=out, errors=err, stopped=stopped)
         if end.stopped_by == "timeout":
-            return EXIT_UNAVAILABLE, "", f"error: no answer after {CALL_S / 60:.0f} minutes"
+            return errors.EXIT_UNAVAILABLE, "", f"error: no answer after {CALL_S / 60:.0f} minutes"
         out.seek(0)
         err.seek(0)
         both = (file.read(MOST_JSON_BYTES).decode(errors="replace") for file in (out, err))

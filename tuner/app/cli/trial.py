@@ -16,15 +16,7 @@ from tuner.app.device import AUTO, CPU, LocalGpu, find_gpu, is_cpu, local_gpus, 
 from tuner.app.estimate import estimate_configuration, one_configuration
 from tuner.app.listener import quiet_libraries
 from tuner.app.search.supported import is_predicted, require_lengths, require_supported, trial_job
-from tuner.core.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_INTERRUPTED,
-    EXIT_UNAVAILABLE,
-    EXIT_UNKNOWN,
-    InputError,
-    UnavailableError,
-    verdict_code,
-)
+from tuner.core import errors
 from tuner.core.expressions import settings_text
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
@@ -121,7 +113,7 @@ def with_data(
     says of which lengths, and for lengths that the file would not act on.
     """
     if file.path is not None and options.lengths == "full":
-        raise InputError("--lengths full trains on none of the lengths of --data")
+        raise errors.InputError("--lengths full trains on none of the lengths of --data")
     found = file.lengths()
     if found is None:
         if options.lengths == "data":
@@ -142,12 +134,12 @@ def device_type(
     named = gpu_name.strip().lower() if gpu_name is not None else None
     if options.mode is Mode.EMULATE:
         if gpu_name is None:
-            raise InputError(
+            raise errors.InputError(
                 "--mode emulate needs a GPU type to emulate",
                 hint="name it with --gpu (`tuner gpus`)",
             )
         if device not in (None, "cuda", "cuda:0"):
-            raise InputError(
+            raise errors.InputError(
                 f"--device {device} is of this machine, but --mode emulate makes its own",
                 hint="leave --device out",
             )
@@ -156,7 +148,7 @@ def device_type(
     device = device or (CPU if named == CPU else "cuda:0")
     if device == CPU:
         if named not in (None, CPU):
-            raise InputError(
+            raise errors.InputError(
                 f"a processor cannot stand in for GPU {gpu_name!r}",
                 hint="`tuner estimate` predicts for it",
             )
@@ -168,7 +160,7 @@ def device_type(
     else:
         gpu = find_gpu(gpu_name or AUTO, memory_bytes=gpu_memory)
     if is_cpu(gpu):
-        raise InputError(f"--gpu cpu is a processor, but --device {device} is not")
+        raise errors.InputError(f"--gpu cpu is a processor, but --device {device} is not")
     return gpu, measuring.Measuring(
         device,
         (found.name,),
@@ -184,11 +176,11 @@ def device_type(
 def _cuda_device(device: str) -> LocalGpu:
     name, _, number = device.partition(":")
     if name != "cuda" or not (number or "0").isdigit():
-        raise InputError(f"device {device!r} cannot train", hint="write cuda:0 or cpu")
+        raise errors.InputError(f"device {device!r} cannot train", hint="write cuda:0 or cpu")
     index = int(number or "0")
     found = {local.index: local for local in local_gpus()}.get(index)
     if found is None:
-        raise UnavailableError(
+        raise errors.UnavailableError(
             f"there is no CUDA device {index} on this machine",
             hint="--mode emulate runs it on an emulated GPU, --device cpu on the processor",
         )
@@ -210,14 +202,14 @@ class Trial:
         status = self.record.outcome.status
         own = self.space.command is None
         codes = {
-            Status.INTERRUPTED: EXIT_INTERRUPTED,
-            Status.INVALID: EXIT_BAD_INPUT,
+            Status.INTERRUPTED: errors.EXIT_INTERRUPTED,
+            Status.INVALID: errors.EXIT_BAD_INPUT,
             # The training is tuner's own, or the person's.
-            Status.CRASHED: EXIT_UNAVAILABLE if own else EXIT_BAD_INPUT,
-            Status.NON_FINITE: EXIT_BAD_INPUT,
-            Status.TIMEOUT: EXIT_UNKNOWN,
+            Status.CRASHED: errors.EXIT_UNAVAILABLE if own else errors.EXIT_BAD_INPUT,
+            Status.NON_FINITE: errors.EXIT_BAD_INPUT,
+            Status.TIMEOUT: errors.EXIT_UNKNOWN,
         }
-        return codes.get(status, verdict_code(self.record.fits))
+        return codes.get(status, errors.verdict_code(self.record.fits))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types: the journal's record, and whether it fits."""

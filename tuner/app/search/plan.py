@@ -12,24 +12,9 @@ from typing import Any
 from tuner.app.device import profile_for
 from tuner.app.measuring import Measuring, Predicting, decide
 from tuner.app.recommendation import Recommended
-from tuner.app.search.supported import (
-    SupportedSpace,
-    has_predictions,
-    is_predicted,
-    model_version,
-    require_lengths,
-    require_trials,
-    supported_part,
-    trial_job,
-)
+from tuner.app.search import supported
 from tuner.app.target import CannotRunError, Target, check_conditions
-from tuner.core.errors import (
-    InputError,
-    NothingFitsError,
-    TunerError,
-    UnavailableError,
-    missing_extra,
-)
+from tuner.core import errors
 from tuner.core.gpu import Gpu
 from tuner.core.records import (
     Configuration,
@@ -58,7 +43,7 @@ class SearchPlan:
 
     target: Target
     options: SearchOptions
-    part: SupportedSpace
+    part: supported.SupportedSpace
     conditions: tuple[str, ...]
     pinned: Mapping[str, KnobValue]
     margin_fraction: float | None
@@ -106,7 +91,9 @@ class SearchPlan:
     @property
     def job(self) -> TrialJob:
         """The job that all trials have in common."""
-        return trial_job(self.part.space, self.target.gpu, self.margin_fraction, self.profile)
+        return supported.trial_job(
+            self.part.space, self.target.gpu, self.margin_fraction, self.profile
+        )
 
     @property
     def margin_bytes(self) -> int:
@@ -129,7 +116,7 @@ class SkippedGpu:
     """A GPU type on which no trial is run, and why."""
 
     target: Target
-    error: TunerError
+    error: errors.TunerError
 
     @property
     def reason(self) -> str:
@@ -162,7 +149,7 @@ def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[Search
     for target in targets:
         try:
             plans.append(make_plan(target, options))
-        except (CannotRunError, UnavailableError) as error:
+        except (CannotRunError, errors.UnavailableError) as error:
             plans.append(SkippedGpu(target, error))
     refused = [plan for plan in plans if isinstance(plan, SkippedGpu)]
     if len(refused) == len(plans):
@@ -170,12 +157,12 @@ def make_plans(targets: Sequence[Target], options: SearchOptions) -> list[Search
     return plans
 
 
-def none_left(refused: Sequence[SkippedGpu]) -> TunerError:
+def none_left(refused: Sequence[SkippedGpu]) -> errors.TunerError:
     """The error where every GPU type is refused, with all reasons."""
     if len(refused) == 1:
         return refused[0].error
-    missing = all(isinstance(one.error, UnavailableError) for one in refused)
-    kind = UnavailableError if missing else NothingFitsError
+    missing = all(isinstance(one.error, errors.UnavailableError) for one in refused)
+    kind = errors.UnavailableError if missing else errors.NothingFitsError
     return kind(
         "none of these GPU types can be searched:\n"
         + "\n".join(f"  {one.target.gpu.id}: {one.reason}" for one in refused),
@@ -190,7 +177,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     narrowed = dataclasses.replace(target, space=space)
     check_study(options.study)
     if options.metrics and options.address is not None:
-        raise InputError(
+        raise errors.InputError(
             f"--metrics is for a cluster of its own; the one at {options.address!r} offers the "
             "metrics of searches where it offers Ray's",
             hint="leave --metrics out, and scrape the ports of that cluster's nodes",
@@ -198,11 +185,11 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     conditions = check_conditions(narrowed, options.where)
     margin = parse_margin(options.margin, target.gpu)
     trials_on = _trials_on(options, target.gpu, space)
-    require_trials(space, trials_on)
+    supported.require_trials(space, trials_on)
     runs = isinstance(trials_on, Measuring)
     lengths = options.lengths if runs else None
     if lengths == "data":
-        require_lengths(space)
+        supported.require_lengths(space)
     check_min_gain(options.min_gain, options.searcher)
     Budget(options, target.gpu.price_usd_per_hour)  # of valid limits
     objectives = _objectives(options, target)
@@ -210,8 +197,8 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
     target.folder.check_writable()
     target.folder.read()  # a journal that cannot be read is found now
     gpu = target.gpu
-    profile = profile_for(gpu) if is_predicted(space, gpu) else None
-    part = supported_part(space, gpu, options.where, runs=runs)
+    profile = profile_for(gpu) if supported.is_predicted(space, gpu) else None
+    part = supported.supported_part(space, gpu, options.where, runs=runs)
     if objectives:
         from tuner.searches.guided.goals import check_known
 
@@ -224,7 +211,7 @@ def make_plan(target: Target, options: SearchOptions) -> SearchPlan:
         pinned={name: space.terms[name].read(value) for name, value in settings.items()},
         margin_fraction=margin,
         # The architecture too: a trial of another one under the same name says nothing.
-        versions={**outcome_versions(ran=runs), "model": model_version(space, lengths)},
+        versions={**outcome_versions(ran=runs), "model": supported.model_version(space, lengths)},
         trials_on=trials_on,
         profile=profile,
         objectives=objectives,
@@ -239,7 +226,7 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     """
     names = (*("torch", "transformers") * space.predictable, "ray", "optuna")
     missing = next((name for name in names if find_spec(name) is None), None)
-    needed = missing_extra(ModuleNotFoundError(name=missing))
+    needed = errors.missing_extra(ModuleNotFoundError(name=missing))
     may_predict = options.mode is Mode.AUTO and options.address is None
     if needed and not may_predict and options.mode is not Mode.PREDICT:
         raise needed
@@ -251,7 +238,7 @@ def _trials_on(options: SearchOptions, gpu: Gpu, space: SearchSpace) -> Measurin
     )
     if needed is None or isinstance(found, Predicting):
         return found
-    if may_predict and is_predicted(space, gpu):
+    if may_predict and supported.is_predicted(space, gpu):
         return Predicting(f"{missing} is not installed ({needed.hint})")
     raise needed
 
@@ -264,7 +251,7 @@ def _objectives(options: SearchOptions, target: Target) -> tuple[Objective, ...]
     """
     names = tuple(dict.fromkeys(options.objectives)) or target.facts.objectives
     found = objectives_of(names, target.facts, target.gpu)
-    known = has_predictions(target.space, target.gpu)
+    known = supported.has_predictions(target.space, target.gpu)
     searcher = options.searcher if known else f"{options.searcher} without predictions"
     if options.objectives:
         check_objectives(names, searcher)
@@ -277,15 +264,15 @@ def check_study(path: Path | None) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        raise InputError(f"--study {str(path)!r} is in a folder that does not exist")
+        raise errors.InputError(f"--study {str(path)!r} is in a folder that does not exist")
     if not path.exists():
         return
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not a file"
-        raise InputError(f"--study {str(path)!r} is {kind}", hint="name a file")
+        raise errors.InputError(f"--study {str(path)!r} is {kind}", hint="name a file")
     with path.open("rb") as file:
         start = file.readline(1000)
     if start and b'"op_code"' not in start:  # in each line of Optuna's journal files
-        raise InputError(
+        raise errors.InputError(
             f"--study {str(path)!r} exists and is not an Optuna study", hint="name a new file"
         )

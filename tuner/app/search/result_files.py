@@ -120,10 +120,9 @@ def redraw(targets: Sequence[Target], where: tuple[str, ...] = ()) -> list[View]
     """Write table, recommendation, picture and report of each target again; return their views.
 
     No trial runs: the numbers come from the journal. The memory over a step is traced, unless the
-    search kept that of the configuration that is recommended now. Without `where`, the
-    conditions, the command and the notes of the search stay, as in `best.yaml`. Raises
-    `UnavailableError` if a target was not searched, and `InputError` for an invalid condition;
-    nothing is written then.
+    search kept that of the configuration that is recommended now. Without `where`, the conditions,
+    the command and the notes of the search stay, as in `best.yaml`. Raises `UnavailableError` if a
+    target was not searched, and `InputError` for an invalid condition; nothing is written then.
     """
     with quiet_libraries():
         return write_results([_contents(target, where) for target in targets])

@@ -1,20 +1,19 @@
 """Timelines of a structure at full depth and for all sizes, from traces of a few layers.
 
-A model of many equal layers repeats itself: one more layer inserts the same run of events once
-into each phase. So it is with layers of two kinds that take turns (attention to all tokens, or in
-a window), where each kind has its run. A model of a layer of each kind, two at least, and models
-with one more of each tell which runs these are, and which block each event of a run frees, so that
-the events of all layers follow without tracing them; a model with two more must have just the
-events that follow for it.
+A model of many equal layers repeats itself: one more layer inserts the same run of events once into
+each phase. So it is with layers of two kinds that take turns (attention to all tokens, or in a
+window), where each kind has its run. A model of a layer of each kind, two at least, and models with
+one more of each tell which runs these are, and which block each event of a run frees, so that the
+events of all layers follow without tracing them; a model with two more must have just the events
+that follow for it.
 
 The order of events does not depend on micro-batch b >= 2, length s or rank r, and each size is a
 polynomial in them (`tuner.cost.polynomial`), which the base model at two points tells. The model
 with two more layers is traced at a third one, whose sizes must be those of the polynomials. The
 optimizer acts on parameters alone, and is traced apart (`tuner.cost.sized.OptimizerSteps`).
 
-Every other model is traced at full depth, at two points: models with more kinds of layers, or
-whose blocks change their order with the depth, and those of which no model of few layers can be
-made.
+Every other model is traced at full depth, at two points: models with more kinds of layers, or whose
+blocks change their order with the depth, and those of which no model of few layers can be made.
 """
 
 from __future__ import annotations
@@ -290,8 +289,7 @@ class _Table:
     def at(self, probe: Probe, keys: Sequence[Any]) -> list[int]:
         """The number of each thing of a model that is traced at one probe.
 
-        Raises `Different` for one that isn't there, and `_AmbiguousError` for one that may be
-        two.
+        Raises `Different` for one that isn't there, and `_AmbiguousError` for one that may be two.
         """
         if probe not in self._at:
             known: dict[Any, int] = {}

@@ -24,61 +24,26 @@ _aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 """The 16-bit types."""
 
-PRODUCTS: frozenset[Any] = frozenset(
-    {
-        nn_functional.linear,
-        nn_functional.conv1d,
-        nn_functional.conv2d,
-        nn_functional.scaled_dot_product_attention,
-        torch.matmul,
-        torch.mm,
-        torch.bmm,
-        torch.addmm,
-        torch.addbmm,
-        torch.baddbmm,
-        torch.einsum,
-        torch.Tensor.matmul,
-        torch.Tensor.__matmul__,
-        torch.Tensor.mm,
-        torch.Tensor.bmm,
-        torch.Tensor.addmm,
-        torch.Tensor.addbmm,
-        torch.Tensor.baddbmm,
-    }
-)
+PRODUCTS: frozenset[Any] = frozenset({
+    nn_functional.linear, nn_functional.conv1d, nn_functional.conv2d,
+    nn_functional.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm, torch.addmm,
+    torch.addbmm, torch.baddbmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__,
+    torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.addmm, torch.Tensor.addbmm,
+    torch.Tensor.baddbmm,
+})  # fmt: skip
 """The operators that autocast runs in the lower precision (aten/src/ATen/autocast_mode.h), as far
 as models call them from Python."""
 
 # The operators that CUDA autocast runs in fp32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32),
 # as far as models call them from Python.
-_TO_FP32: frozenset[Any] = frozenset(
-    {
-        nn_functional.layer_norm,
-        nn_functional.group_norm,
-        nn_functional.cross_entropy,
-        nn_functional.nll_loss,
-        nn_functional.mse_loss,
-        nn_functional.softplus,
-        nn_functional.softmax,
-        nn_functional.log_softmax,
-        torch.softmax,
-        torch.log_softmax,
-        torch.Tensor.softmax,
-        torch.pow,
-        torch.rsqrt,
-        torch.exp,
-        torch.log,
-        torch.cumsum,
-        torch.norm,
-        torch.Tensor.pow,
-        torch.Tensor.__pow__,
-        torch.Tensor.rsqrt,
-        torch.Tensor.exp,
-        torch.Tensor.log,
-        torch.Tensor.cumsum,
-        torch.Tensor.norm,
-    }
-)
+_TO_FP32: frozenset[Any] = frozenset({
+    nn_functional.layer_norm, nn_functional.group_norm, nn_functional.cross_entropy,
+    nn_functional.nll_loss, nn_functional.mse_loss, nn_functional.softplus, nn_functional.softmax,
+    nn_functional.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.pow,
+    torch.rsqrt, torch.exp, torch.log, torch.cumsum, torch.norm, torch.Tensor.pow,
+    torch.Tensor.__pow__, torch.Tensor.rsqrt, torch.Tensor.exp, torch.Tensor.log,
+    torch.Tensor.cumsum, torch.Tensor.norm,
+})  # fmt: skip
 
 
 class CudaPath(TorchFunctionMode):

@@ -23,33 +23,10 @@ from tuner.core.setup.causal_lm import (
     WITHOUT_CHECKPOINTING,
 )
 from tuner.core.setup.schemas import ALL_LINEAR, is_pattern
-from tuner.predict.training import Environment, Machine, losses
+from tuner.predict.training import Environment, Machine, losses, parallel, program_ways, quantized
 from tuner.predict.training.causal_lm_settings import TrainingSetup
-from tuner.predict.training.parallel import (
-    decoder_layers,
-    keep_on_host,
-    move_all_but,
-    share_weights,
-)
-from tuner.predict.training.program_ways import (
-    ATTENTIONS,
-    HEADS,
-    register_attentions,
-    with_fused_attention,
-)
-from tuner.predict.training.quantized import (
-    QUANTIZED,
-    quantization_config,
-    quantize_linears,
-    unadaptable,
-)
+from tuner.space.models import trainable
 from tuner.space.models.catalogue import resolve_config
-from tuner.space.models.trainable import (
-    attention_by_part,
-    require_quantization,
-    trained_class,
-    trained_config,
-)
 
 
 def build_model(model_config: Any, settings: TrainingSetup, environment: Environment) -> Any:
@@ -78,7 +55,7 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
     if settings.parallelism.is_sharded:
         made_on = "meta" if environment.checkpoint is None else "cpu"
     model = _prepare(model, settings, environment, made_on)
-    keep_on_host(on_host, environment.device)
+    parallel.keep_on_host(on_host, environment.device)
     model.train()
     if settings.process.compile:
         model.compile()
@@ -88,7 +65,7 @@ def build_model(model_config: Any, settings: TrainingSetup, environment: Environ
 def _share_weights(model: Any, settings: TrainingSetup, environment: Environment) -> None:
     """Under ZeRO's third stage, before there are adapters: as models are loaded for Trainer."""
     if settings.parallelism.zero_stage and settings.parallelism.shares_weights:
-        share_weights(model, environment, settings.zero)
+        parallel.share_weights(model, environment, settings.zero)
 
 
 def _with_weights(
@@ -114,12 +91,12 @@ def _with_weights(
     _use_loss(model, settings, real=True)
     on_host = _offloaded(model, settings)
     if settings.process.offload:
-        move_all_but(model, on_host, machine.device)
+        parallel.move_all_but(model, on_host, machine.device)
     return model, on_host
 
 
 def _offloaded(model: nn.Module, settings: TrainingSetup) -> list[nn.Module]:
-    layers = decoder_layers(model) if settings.process.offload else []
+    layers = parallel.decoder_layers(model) if settings.process.offload else []
     return layers[len(layers) - round(settings.process.offload * len(layers)) :]
 
 
@@ -128,17 +105,19 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
 
     Raises `InputError` as `build_model` does.
     """
-    skipped = require_quantization(
+    skipped = trainable.require_quantization(
         model_config, settings.precision.weights, double_quant=settings.precision.double_quant
     )
-    if settings.update.attention in ATTENTIONS:
-        register_attentions()
+    if settings.update.attention in program_ways.ATTENTIONS:
+        program_ways.register_attentions()
     with torch.device("meta"):
         try:
             model = _class_of(model_config, settings).from_config(
-                trained_config(model_config, settings.examples.labels),
+                trainable.trained_config(model_config, settings.examples.labels),
                 dtype=settings.load_dtype,
-                attn_implementation=attention_by_part(model_config, settings.update.attention),
+                attn_implementation=trainable.attention_by_part(
+                    model_config, settings.update.attention
+                ),
             )
         except (ValueError, ImportError) as error:
             raise _build_error(error, settings.update.attention) from error
@@ -146,9 +125,9 @@ def build_skeleton(model_config: Any, settings: TrainingSetup, *, real: bool = F
         if "fused_norms" in settings.ways or (settings.process.liger and not real):
             losses.use_liger_shapes(model, gated=settings.process.liger)
         if "fused_attention" in settings.ways:
-            with_fused_attention(model)
+            program_ways.with_fused_attention(model)
         if settings.precision.is_quantized:
-            quantize_linears(
+            quantized.quantize_linears(
                 model,
                 precision=settings.precision.weights,
                 dtype=settings.load_dtype,
@@ -163,9 +142,9 @@ def _class_of(model_config: Any, settings: TrainingSetup) -> Any:
     import transformers
 
     for way in settings.ways:
-        if way in HEADS:
-            return getattr(transformers, HEADS[way])
-    return trained_class(
+        if way in program_ways.HEADS:
+            return getattr(transformers, program_ways.HEADS[way])
+    return trainable.trained_class(
         model_config, images=settings.examples.images > 0, num_labels=settings.examples.labels
     )
 
@@ -333,7 +312,7 @@ def _with_adapters(model: Any, settings: TrainingSetup, device: str) -> Any:
     every = settings.adapter.targets == ALL_LINEAR
     first, *others = settings.adapter.targets
     in_one_word = every or (not others and is_pattern(first))
-    bare = unadaptable(model) if every else ()
+    bare = quantized.unadaptable(model) if every else ()
     config = LoraConfig(
         r=settings.adapter.rank,
         lora_alpha=settings.adapter.alpha,
@@ -395,7 +374,7 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
                 if any(True for _ in module.parameters(recurse=False))
             }
             raise unknown("module", name, with_weights)
-        if any(type(part).__name__ in QUANTIZED for m in found for part in m.modules()):
+        if any(type(part).__name__ in quantized.QUANTIZED for m in found for part in m.modules()):
             raise InputError(
                 f"modules_to_save {name} is quantised, and quantised weights cannot be trained",
                 hint="give it an adapter, or set precision to bf16, fp16 or fp32",
@@ -403,14 +382,9 @@ def _check_saved(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 _SAME = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-)
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size",
+)  # fmt: skip
 """Settings in which a checkpoint and the model of a search must agree."""
 
 
@@ -422,26 +396,26 @@ def _load_checkpoint(name: str, model_config: Any, settings: TrainingSetup, *, d
     """
     found = resolve_config(name)
     _require_same(name, found, model_config)
-    require_quantization(
+    trainable.require_quantization(
         found, settings.precision.weights, double_quant=settings.precision.double_quant
     )
     quantization = None
     if settings.precision.is_quantized:
-        quantization = quantization_config(
+        quantization = quantized.quantization_config(
             settings.precision.weights,
             settings.load_dtype,
             double_quant=settings.precision.double_quant,
             storage=settings.quant_storage,
         )
     try:
-        auto = trained_class(
+        auto = trainable.trained_class(
             found, images=settings.examples.images > 0, num_labels=settings.examples.labels
         )
         return auto.from_pretrained(
             name,
-            config=trained_config(found, settings.examples.labels),
+            config=trainable.trained_config(found, settings.examples.labels),
             dtype=settings.load_dtype,
-            attn_implementation=attention_by_part(found, settings.update.attention),
+            attn_implementation=trainable.attention_by_part(found, settings.update.attention),
             quantization_config=quantization,
             device_map={"": device},
             trust_remote_code=False,

@@ -17,28 +17,14 @@ from torch import nn
 from tuner.core.errors import InputError
 from tuner.core.records import Configuration, Phase
 from tuner.core.setup.encoders import CONTRASTIVE, Comparison
-from tuner.predict.training import Environment, Machine
-from tuner.predict.training.encoders import (
-    EncoderSettings,
-    Field,
-    LossSession,
-    add_adapter,
-    attention_mask,
-    build_encoder,
-    enable_checkpointing,
-    initialise_positions,
-    initialiser,
-    mean_pooled,
-    names,
-    require_positions,
-)
+from tuner.predict.training import Environment, Machine, encoders
 
 
 @dataclass(frozen=True, slots=True)
 class _ContrastiveSettings:
     """The texts of a sample and the model that embeds them."""
 
-    step: EncoderSettings
+    step: encoders.EncoderSettings
     knobs: Comparison
     channels: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -48,8 +34,8 @@ class _ContrastiveSettings:
     def of(cls, configuration: Configuration) -> _ContrastiveSettings:
         """The settings of a configuration. Raises `InputError` for contradictions."""
         values = CONTRASTIVE.values(configuration)
-        step, knobs = EncoderSettings.of(values), Comparison.of(values)
-        channels, short = names(knobs.channels), names(knobs.short_channels)
+        step, knobs = encoders.EncoderSettings.of(values), Comparison.of(values)
+        channels, short = encoders.names(knobs.channels), encoders.names(knobs.short_channels)
         strange = [name for name in short if name not in channels]
         if strange:
             raise InputError(
@@ -64,10 +50,10 @@ class _ContrastiveSettings:
         return cls(step, knobs, channels, lengths)
 
     @property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[encoders.Field, ...]:
         """The channels of the anchor, then those of the positive, then those of the negatives."""
         groups = (1, 1, self.knobs.n_negatives)
-        return tuple(Field(texts, length) for texts in groups for length in self.lengths)
+        return tuple(encoders.Field(texts, length) for texts in groups for length in self.lengths)
 
 
 _EXPERT_DROPOUT = 0.1
@@ -132,12 +118,13 @@ class _ContrastiveModel(nn.Module):
     def __init__(self, model_config: Any, settings: _ContrastiveSettings) -> None:
         super().__init__()
         self._settings = settings
-        encoders = [
-            build_encoder(model_config, settings.step.encoder.attention) for _ in settings.channels
+        towers = [
+            encoders.build_encoder(model_config, settings.step.encoder.attention)
+            for _ in settings.channels
         ]
-        self._init_weights = initialiser(encoders)
-        self.encoders = nn.ModuleList(encoders)
-        width, joined = model_config.hidden_size, model_config.hidden_size * len(encoders)
+        self._init_weights = encoders.initialiser(towers)
+        self.encoders = nn.ModuleList(towers)
+        width, joined = model_config.hidden_size, model_config.hidden_size * len(towers)
         self.experts = (
             Experts(
                 joined,
@@ -164,7 +151,15 @@ class _ContrastiveModel(nn.Module):
         groups = (fields[place : place + channels] for place in range(0, len(fields), channels))
         embedded = [self._embed(group) for group in groups]
         anchors, positives, negatives = (points for points, _ in embedded)
-        loss = self._info_nce(anchors, positives, negatives)
+        # InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018).
+        candidates = negatives.view(len(anchors), self._settings.knobs.n_negatives, -1)
+        distance = _lorentz_distance if self.head is not None else _cosine_distance
+        apart = torch.cat(
+            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
+            dim=1,
+        )
+        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
+        loss = nn.functional.cross_entropy(-apart / self._settings.knobs.temperature, first)
         routed = [routing for _, routing in embedded if routing is not None]
         if routed:
             loss = loss + settings.knobs.load_balancing * _imbalance(routed)
@@ -174,9 +169,9 @@ class _ContrastiveModel(nn.Module):
         """Tokens (N, length) of each channel to points: (N, width) or, on the hyperboloid, more."""
         pooled = []
         for encoder, text in zip(self.encoders, texts, strict=True):
-            mask = attention_mask(text, padded=self._settings.step.padded)
+            mask = encoders.attention_mask(text, padded=self._settings.step.padded)
             hidden = encoder(input_ids=text, attention_mask=mask).last_hidden_state
-            pooled.append(mean_pooled(hidden, mask))
+            pooled.append(encoders.mean_pooled(hidden, mask))
         points = torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
         routing = None
         if self.experts is not None:
@@ -186,19 +181,6 @@ class _ContrastiveModel(nn.Module):
         if self.head is not None:
             return _on_hyperboloid(self.head(points).float()), routing
         return nn.functional.normalize(points.float(), dim=1), routing
-
-    def _info_nce(
-        self, anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor
-    ) -> torch.Tensor:
-        """InfoNCE over the positive and the anchor's own negatives (van den Oord et al. 2018)."""
-        candidates = negatives.view(len(anchors), self._settings.knobs.n_negatives, -1)
-        distance = _lorentz_distance if self.head is not None else _cosine_distance
-        apart = torch.cat(
-            [distance(anchors, positives).unsqueeze(1), distance(anchors.unsqueeze(1), candidates)],
-            dim=1,
-        )
-        first = torch.zeros(len(anchors), dtype=torch.long, device=anchors.device)
-        return nn.functional.cross_entropy(-apart / self._settings.knobs.temperature, first)
 
 
 def _on_hyperboloid(tangents: torch.Tensor) -> torch.Tensor:
@@ -242,37 +224,31 @@ class Contrastive:
 
     def open(
         self, model_config: Any, configuration: Configuration, environment: Environment
-    ) -> LossSession:
+    ) -> encoders.LossSession:
         """Build encoders, adapters, heads and optimizer on the environment's device.
 
         Raises `InputError` for what cannot be built or trained as the configuration says.
         """
         settings = _ContrastiveSettings.of(configuration)
-        require_positions(model_config, max(settings.lengths))
+        encoders.require_positions(model_config, max(settings.lengths))
         environment.enter(Phase.LOAD, 0)
-        return LossSession(
-            _build(model_config, settings, environment),
+        with torch.device("meta"):
+            model = _ContrastiveModel(model_config, settings)
+        environment.materialize(model)
+        if isinstance(environment, Machine):
+            encoders.initialise_positions(model)
+        adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
+        for number, encoder in enumerate(model.encoders):
+            if settings.knobs.checkpointing:
+                encoders.enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
+            # Poolers are among all linear layers; their adapters never get a gradient.
+            model.encoders[number] = encoders.add_adapter(encoder, adapters, environment)
+        model.train()
+        return encoders.LossSession(
+            model,
             settings.step,
             environment,
             vocab_size=model_config.vocab_size,
             fields=settings.fields,
             sample_tokens=sum(field.texts * field.length for field in settings.fields),
         )
-
-
-def _build(
-    model_config: Any, settings: _ContrastiveSettings, environment: Environment
-) -> _ContrastiveModel:
-    with torch.device("meta"):
-        model = _ContrastiveModel(model_config, settings)
-    environment.materialize(model)
-    if isinstance(environment, Machine):
-        initialise_positions(model)
-    adapters = {**settings.step.adapters, "r": settings.knobs.lora_rank}
-    for number, encoder in enumerate(model.encoders):
-        if settings.knobs.checkpointing:
-            enable_checkpointing(encoder, environment, settings.step.autocast_dtype)
-        # Poolers are among all linear layers; their adapters never get a gradient.
-        model.encoders[number] = add_adapter(encoder, adapters, environment)
-    model.train()
-    return model

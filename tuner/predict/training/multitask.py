@@ -331,7 +331,18 @@ class MultiTask:
         settings = _MultiTaskSettings.of(configuration)
         encoders.require_positions(model_config, settings.step.encoder.length)
         environment.enter(Phase.LOAD, 0)
-        model = _build(model_config, settings, environment)
+        with torch.device("meta"):
+            model = _MultiTaskModel(model_config, settings)
+        environment.materialize(model)
+        if isinstance(environment, Machine):
+            encoders.initialise_positions(model.backbone)
+        for task in settings.tasks if settings.adapted else ():
+            adapters = {**settings.step.adapters, "r": task.lora_rank}
+            model.backbone = encoders.add_adapter(
+                model.backbone, adapters, environment, name=task.name, skip_pooler=True
+            )
+        model.set_trained()
+        model.train()
         # The variables of a function are gone when it returns, those of a loop's body are not.
         returns = settings.knobs.training_loop == "function"
         return encoders.LossSession(
@@ -343,21 +354,3 @@ class MultiTask:
             sample_tokens=settings.step.encoder.length,
             after_backward=model.free_outputs if returns else lambda: None,
         )
-
-
-def _build(
-    model_config: Any, settings: _MultiTaskSettings, environment: Environment
-) -> _MultiTaskModel:
-    with torch.device("meta"):
-        model = _MultiTaskModel(model_config, settings)
-    environment.materialize(model)
-    if isinstance(environment, Machine):
-        encoders.initialise_positions(model.backbone)
-    for task in settings.tasks if settings.adapted else ():
-        adapters = {**settings.step.adapters, "r": task.lora_rank}
-        model.backbone = encoders.add_adapter(
-            model.backbone, adapters, environment, name=task.name, skip_pooler=True
-        )
-    model.set_trained()
-    model.train()
-    return model

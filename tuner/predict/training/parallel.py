@@ -59,14 +59,8 @@ def shard(model: nn.Module, device: str, sharding: Sharding, *, group: int) -> A
     mesh = init_device_mesh("cpu" if kind == "meta" else kind, sizes, mesh_dim_names=names)
     if sharding.by_trainer:
         return _as_accelerate(model, mesh, device, sharding)
-    return _by_layer(model, mesh, sharding)
-
-
-def _by_layer(model: nn.Module, mesh: Any, sharding: Sharding) -> Any:
-    """As PyTorch's documentation and torchtitan: each layer, then what is left.
-
-    Gradients are reduced in fp32 where layers run in less.
-    """
+    # As PyTorch's documentation and torchtitan: each layer, then what is left. Gradients are
+    # reduced in fp32 where layers run in less.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
@@ -373,7 +367,16 @@ def distribute(
             environment.materialize(called)
         return Ranks(called, parallelism, sync_each_batch=sharding.sync_each_batch)
     with _comparing_nothing() if device == "meta" else contextlib.nullcontext():
-        called = _replicate(model, device, may_have_idle=may_have_idle)
+        # As Trainer wraps a model: PyTorch's defaults, and a search for idle parameters if needed.
+        from torch.nn.parallel import DistributedDataParallel
+
+        on_gpu = torch.device(device).type == "cuda"
+        called = DistributedDataParallel(
+            model,
+            device_ids=[torch.device(device)] if on_gpu else None,
+            bucket_cap_mb=BUCKET_CAP_MIB,
+            find_unused_parameters=may_have_idle,
+        )
     if isinstance(environment, _Traced):
         # DDP reads annotations of a hook, and refuses those that are text.
         called.register_comm_hook(environment, lambda traced, bucket: traced.communicate(bucket))
@@ -386,22 +389,6 @@ class _NoStatistics:
 
     def set_runtime_stats_and_log(self) -> None:
         """There are no times."""
-
-
-def _replicate(model: nn.Module, device: str, *, may_have_idle: bool) -> Any:
-    """As Trainer wraps a model: PyTorch's defaults, and a search for idle parameters if needed.
-
-    Gradients are reduced of trainable parameters only, and start-up broadcasts all of them.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    on_gpu = torch.device(device).type == "cuda"
-    return DistributedDataParallel(
-        model,
-        device_ids=[torch.device(device)] if on_gpu else None,
-        bucket_cap_mb=BUCKET_CAP_MIB,
-        find_unused_parameters=may_have_idle,
-    )
 
 
 @contextlib.contextmanager

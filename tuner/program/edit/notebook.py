@@ -34,7 +34,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class _Cell:
     """A code cell: its number in the notebook, from 1 on, and its Python.
 
     `starts` has the place in the file of each character, and of the end. `run` is the Python that
@@ -91,7 +91,7 @@ def notebook_python(text: str, file: str) -> PythonCode:
     return PythonCode("".join(cell.text for cell in cells), starts, numbers)
 
 
-def _parsed(cell: Cell) -> Cell:
+def _parsed(cell: _Cell) -> _Cell:
     try:
         syntax(cell.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -104,7 +104,7 @@ def cell_texts(text: str) -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
 
 
-def code_cells(text: str, file: str) -> Iterator[Cell]:
+def code_cells(text: str, file: str) -> Iterator[_Cell]:
     """The code cells in their order; each text ends with a line break."""
     try:
         cells = _Decoder().decode(text.removeprefix("\ufeff"))["cells"]
@@ -128,7 +128,7 @@ def code_cells(text: str, file: str) -> Iterator[Cell]:
         if len(starts) != len(source) or not is_writable(source):
             raise InputError(f"{file}: the source of cell {number} is not plain text")
         end, kept = before + parts[-1].span[1], _without_magic(source)
-        yield Cell(number, kept + "\n", (*starts, end, end), _as_run(source, kept) + "\n")
+        yield _Cell(number, kept + "\n", (*starts, end, end), _as_run(source, kept) + "\n")
 
 
 def _strings(source: object) -> list[_Text]:

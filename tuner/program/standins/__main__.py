@@ -54,7 +54,16 @@ def run(request: dict[str, Any]) -> dict[str, Any] | None:
     sys.argv = list(request["argv"])
     sys.path.insert(0, os.path.dirname(os.path.abspath(main)) if main else os.getcwd())
     libraries.start(request)
-    _soften()
+    # Lets an `Unknown` into JSON and regular expressions, which are written in C.
+    time.sleep = lambda seconds: None
+    builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
+    builtins.__dict__["__softly__"] = _softly  # of `_softened` programs
+    SourceFileLoader.get_code = _code  # type: ignore[assignment,method-assign]
+    own, encoded = json.JSONEncoder.default, os.environ.encodevalue
+    json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
+        str(value) if isinstance(value, Unknown) else own(self, value)
+    )
+    os.environ.encodevalue = lambda value: encoded(_text(value))
     guard.install(request, Unknown)
     try:
         if (parts := request.get("parts")) is not None:
@@ -150,19 +159,6 @@ def _last_line(error: BaseException) -> dict[str, Any] | None:
             found = place(code, trace.tb_lasti, trace.tb_lineno)
         trace = trace.tb_next
     return found
-
-
-def _soften() -> None:
-    """Lets an `Unknown` into JSON and regular expressions, which are written in C."""
-    time.sleep = lambda seconds: None
-    builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
-    builtins.__dict__["__softly__"] = _softly  # of `_softened` programs
-    SourceFileLoader.get_code = _code  # type: ignore[assignment,method-assign]
-    own, encoded = json.JSONEncoder.default, os.environ.encodevalue
-    json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
-        str(value) if isinstance(value, Unknown) else own(self, value)
-    )
-    os.environ.encodevalue = lambda value: encoded(_text(value))
 
 
 _SOFT = set(

@@ -125,7 +125,10 @@ class ResidualModel:
             mean[surprising],
             sd[surprising],
         )
-        hazard = _hazard(z)
+        # Normal density divided by its upper tail (inverse Mills ratio); stable for large z.
+        from scipy.stats import norm
+
+        hazard = np.asarray(np.exp(norm.logpdf(z) - norm.logsf(z)), dtype=float)
         shrink = np.clip(hazard * (hazard - z), 1e-6, 1 - 1e-6)  # of the truncated variance
         sites = sd**2 * (1.0 / shrink - 1.0)
         weights = np.minimum((belief.noise * self.scale[above]) ** 2 / np.maximum(sites, 1e-12), 1)
@@ -243,10 +246,3 @@ def _log_sum(logs: Floats) -> Floats:
     """The logarithm of the sum over the first axis of what `logs` are logarithms of."""
     most = logs.max(axis=0)
     return np.asarray(most + np.log(np.sum(np.exp(logs - most), axis=0)))
-
-
-def _hazard(z: Floats) -> Floats:
-    """Normal density divided by its upper tail (inverse Mills ratio); stable for large z."""
-    from scipy.stats import norm
-
-    return np.asarray(np.exp(norm.logpdf(z) - norm.logsf(z)), dtype=float)

@@ -113,7 +113,15 @@ def connected(
                 url = _started(folder, cpus, gpus, options, tell)
             else:
                 url = _join(options.address)
-        _tell(options, url, tell)
+        # Tell the addresses of the dashboard and the metrics of the connected cluster.
+        if options.dashboard and url:
+            has_token = os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
+            token = " (`ray get-auth-token` prints the token that it asks for)" if has_token else ""
+            tell(f"dashboard: http://{url}{token}")
+        if options.metrics:
+            (node,) = ray.nodes()
+            host, port = node["NodeManagerAddress"], node["MetricsExportPort"]
+            tell(f"metrics: http://{host}:{port}/metrics")
         yield
 
 
@@ -172,18 +180,6 @@ def _start(folder: Path, cpus: int, gpus: Sequence[int], options: SearchOptions,
             logging_level=logging.ERROR,
         )
     return str(context.dashboard_url or "")
-
-
-def _tell(options: SearchOptions, dashboard: str, tell: Tell) -> None:
-    """Tell the addresses of the dashboard and the metrics of the connected cluster."""
-    if options.dashboard and dashboard:
-        has_token = os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
-        token = " (`ray get-auth-token` prints the token that it asks for)" if has_token else ""
-        tell(f"dashboard: http://{dashboard}{token}")
-    if options.metrics:
-        (node,) = ray.nodes()
-        host, port = node["NodeManagerAddress"], node["MetricsExportPort"]
-        tell(f"metrics: http://{host}:{port}/metrics")
 
 
 def _visible(gpus: Sequence[int]) -> dict[str, str]:

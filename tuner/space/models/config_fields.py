@@ -97,37 +97,16 @@ def _numbers(value: Any, path: str, depth: int) -> Iterator[tuple[str, str, int]
 # -- positions ------------------------------------------------------------------------------------
 
 _ROWS_BEFORE = {
-    "bert": 0,
-    "bert-generation": 0,
-    "big_bird": 0,
-    "biogpt": 0,
-    "blenderbot": 0,
-    "blenderbot-small": 0,
-    "camembert": 2,
-    "codegen": 0,
-    "ctrl": 0,
-    "data2vec-text": 2,
-    "distilbert": 0,
-    "electra": 0,
-    "ernie": 0,
-    "gpt2": 0,
-    "gpt_bigcode": 0,
-    "gpt_neo": 0,
-    "gptj": 0,
-    "megatron-bert": 0,
-    "mpnet": 2,
-    "mpt": 0,
-    "openai-gpt": 0,
-    "opt": 0,
-    "rembert": 0,
-    "roberta": 2,
-    "roberta-prelayernorm": 2,
-    "roc_bert": 0,
-    "xlm": 0,
-    "xlm-roberta": 2,
-    "xlm-roberta-xl": 2,
-    "xmod": 2,
-}
+    **dict.fromkeys((
+        "bert", "bert-generation", "big_bird", "biogpt", "blenderbot", "blenderbot-small",
+        "codegen", "ctrl", "distilbert", "electra", "ernie", "gpt2", "gpt_bigcode", "gpt_neo",
+        "gptj", "megatron-bert", "mpt", "openai-gpt", "opt", "rembert", "roc_bert", "xlm",
+    ), 0),
+    **dict.fromkeys((
+        "camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+        "xlm-roberta-xl", "xmod",
+    ), 2),
+}  # fmt: skip
 """Types of models with such a table, and how many of the rows that the configuration counts are no
 positions: in transformers' modeling_roberta.py and its like they begin after the padding index.
 Tables of OPT and BioGPT have two rows more than their configuration says."""
@@ -164,17 +143,10 @@ _TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Types of models whose every field is below: modeling_*.py of transformers 5.23."""
 
 _DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "use_sliding_window": None,
-    "sliding_window": None,
-    "layer_types": None,
-}
+    "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "attention_bias": False,
+    "attention_dropout": 0.0, "mlp_bias": False, "tie_word_embeddings": False,
+    "use_sliding_window": None, "sliding_window": None, "layer_types": None,
+}  # fmt: skip
 """Fields that change operators or sizes, and may be left out."""
 
 _SIZES = (
