@@ -504,6 +504,57 @@ def test_steps_are_counted_from_the_first_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("loops", "end", "of"),
+    [
+        ("while step < 50:", "if step >= 50: break", 50),
+        ("while True:", "if step >= 50: return", 50),
+        ("for epoch in range(9):", "if step >= 50: return", 50),
+        ("for epoch in range(4):", "if step >= 50: return", 40),
+        ("for epoch in range(4):", "if i == 5: break", 20),
+        ("for epoch in range(4):", "if bad == 3: return", 40),
+        ("while True:", "if step >= 50 and stops(): return", 50),
+        ("while True:", "if stops(): return", None),
+    ],
+)
+def test_a_counter_of_an_inner_loop_ends_the_training(
+    loops: str, end: str, of: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"def train():\n    step = bad = 0\n    {loops}\n"
+        f"        for i, batch in enumerate([1] * 10):\n            {end}\n            note()\n"
+        "            step += 1; bad += 1\n            if i % 2: bad = 0\ntrain()\n"
+    )
+    horizon = Horizon()
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note, "stops": bool})
+    assert horizon.result(1, 0, {})["of_steps"] == of
+
+
+def test_the_batches_of_a_step_set_a_counter_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "step = 0\nfor i, batch in enumerate([1] * 4000):\n    ask()\n"
+        "    if i % 4 == 3:\n        note(); step += 1\n"
+        "        if step % 500 == 0: evaluate(step)\n"
+    )
+    horizon, seen = Horizon(), []
+    names = {
+        "note": lambda: horizon.note_step(sys._getframe(1)),
+        "ask": lambda: horizon._done and horizon.waits(50),
+        "evaluate": seen.append,
+    }
+    runpy.run_path(str(path), names)
+    assert seen[:1] == [500]
+    assert horizon._done < 1010
+
+
+@pytest.mark.parametrize(
     ("below", "is_left"),
     [
         ("size(losses, device='cuda')", True),

@@ -508,36 +508,51 @@ class Source(Tree):
         return None
 
     def counted_by(
-        self, loop: ast.While, names: Mapping[str, Any]
-    ) -> tuple[int | None, range | None]:
-        """The counter of a `while` loop, and its values; None if they are not known."""
-        leaves: list[Any] = [one for one in ast.walk(loop) if self._leaves(one, loop)]
-        for node, ends in ((loop.test, False), *((one.test, True) for one in leaves)):
+        self, loop: Any, names: Mapping[str, Any]
+    ) -> tuple[int | None, range | None, ast.AST]:
+        """The counter at which a loop ends, its values, and the loop that counts; None if unknown.
+
+        A `for` loop ends so by leaving the function, or at a number of its own rounds.
+        """
+        tests = [(loop.test, False)] if isinstance(loop, ast.While) else []
+        tests += [(one.test, True) for one in ast.walk(loop) if self._leaves(one, loop)]
+        for node, ends in tests:
             counting = Counting(self.counters(self._function_around(loop)), {})
-            test = counting.visit(copy.deepcopy(node))
+            test = _evaluable(counting.visit(copy.deepcopy(node)))
             atom = counting.atoms.get("__0")
             now = None if atom is None else value_of(atom, names)
-            if atom is None or not isinstance(now, int) or not self._counts_rounds(atom, loop):
+            inner = None if atom is None else self._counting_loop(atom, loop)
+            if test is None or inner is None or not isinstance(now, int):
                 continue
-            if loop not in self._ended:
+            if node not in self._ended:
                 others = {name: one for name, one in names.items() if not is_of_torch(one)}
                 ended = Test(loop, loop, counting.atoms, _compiled(test))
                 coming = range(now, now + FUTURE)
                 found = (one for one in coming if ended.outcome({"__0": one}, others) is ends)
-                self._ended[loop] = range(now, next(found, now))
-            if self._ended[loop]:
-                return now, self._ended[loop]
-        return None, None
+                self._ended[node] = range(now, next(found, now))
+            if self._ended[node]:
+                return now, self._ended[node], inner
+        return None, None, loop
 
     def _leaves(self, node: ast.AST, loop: ast.AST) -> bool:
-        is_end = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
-        return is_end and self.around(node, _LOOPS) is loop
+        if not isinstance(node, ast.If):
+            return False
+        if isinstance(node.body[-1], ast.Return):
+            return self._function_around(node) is self._function_around(loop)
+        return isinstance(node.body[-1], ast.Break) and self.around(node, _LOOPS) is loop
 
-    def _counts_rounds(self, atom: ast.expr, loop: ast.AST) -> bool:
-        """True if each round of a loop adds one to a counter."""
-        added = self._added.get(ast.unparse(atom), [])
+    def _counting_loop(self, atom: ast.expr, loop: Any) -> ast.AST | None:
+        """The loop in which each round adds one to a counter of `loop`; None if none does."""
+        text = ast.unparse(atom)
+        if not isinstance(loop, ast.While) and counter_target(loop) == text:
+            return loop  # type: ignore[no-any-return]
+        added = self._added.get(text, [])
         steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
-        return steps == [1] and self.around(added[0], _LOOPS) is loop and not self.falls(atom)
+        others = (one for part in ast.walk(loop) if part not in added for one in _assigned(part))
+        is_reset = any(ast.unparse(target) == text for target, _ in others)
+        if steps != [1] or is_reset or self.falls(atom) or not self.is_within(added[0], loop):
+            return None
+        return self.around(added[0], _LOOPS)
 
     @property
     def bodies(self) -> list[ast.AST]:
