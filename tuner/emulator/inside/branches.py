@@ -53,7 +53,10 @@ _TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
 _RANK = re.compile(r"(\w+\.)*((get_)?(local_|global_)?rank(\(\))?|process_index)")
 _NUMBER = re.compile(r"len|numel|shape|(\w+_)?(batch|examples|rows|samples|size|tokens|ranks)")
-_CLOCK = re.compile(r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)")
+_CLOCK = re.compile(
+    r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)|(\w+\.)*param_groups\[0\]\['lr'\]"
+)
+_TAKES = ("heappop", "heapreplace", "pop", "popleft")
 _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
 
@@ -98,6 +101,8 @@ class Test:
     of_rank: bool = False
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
+    decided: set[bool] = field(default_factory=set)
+    """The outcomes that the program itself had, which are known at the end."""
     values: dict[str, int | float] = field(default_factory=dict)
     """The values of its counters until any were left out, and those of its other names."""
     now: dict[str, int | float] = field(default_factory=dict)
@@ -398,18 +403,42 @@ class Source(Tree):
 
     @cached_property
     def _states(self) -> set[str]:
-        """The names of words and signs that branches on counters set, as of a state machine."""
-        found = set()
-        for one in ast.walk(self._tree):
+        """What branches ask that others change: a state, and calls that count.
+
+        A state is a word or a sign that a branch on a counter sets, what is taken from a heap or
+        a queue, and the answer of an object that is told something, such as a `GradScaler`.
+        """
+        every = [*ast.walk(self._tree)]
+        found, told, taken = set(), set(), {"self", "cls"}
+        counts = {
+            getattr(self._function_around(a), "name", "") for a in chain(*self._added.values())
+        }
+        for one in every:
+            value: Any = getattr(one, "value", None)
             if isinstance(one, ast.If):
                 function = self._function_around(one)
                 counting = Counting(self.counters(function), self._aliases(function))
                 counting.visit(copy.deepcopy(one.test))
                 for statement in one.body if counting.atoms else ():
-                    value = getattr(statement, "value", None)
-                    is_word = isinstance(getattr(value, "value", None), str | bool)
-                    if isinstance(statement, ast.Assign) and is_word:
+                    word = getattr(getattr(statement, "value", None), "value", None)
+                    if isinstance(statement, ast.Assign) and isinstance(word, str | bool):
                         found |= {ast.unparse(target) for target in statement.targets}
+            elif isinstance(one, ast.Import | ast.ImportFrom):
+                taken |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
+            elif isinstance(one, ast.Expr) and isinstance(value, ast.Call):
+                if self.around(one, (*_LOOPS, *_FUNCTIONS)) is not self._tree:
+                    told.add(ast.unparse(getattr(value.func, "value", value)))
+            elif isinstance(one, ast.Assign) and last_name(getattr(value, "func", one)) in _TAKES:
+                found |= {
+                    part.id for part in ast.walk(one.targets[0]) if isinstance(part, ast.Name)
+                }
+            elif isinstance(one, _LOOPS):  # losses and batches
+                names = (part for part in ast.walk(one) if isinstance(part, ast.Name))
+                taken |= {part.id for part in names if isinstance(part.ctx, ast.Store)}
+        for one in every:
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
+                asks = ast.unparse(one.func.value) in told and _root(one) not in taken
+                found |= {ast.unparse(one)} if asks or one.func.attr in counts else set()
         return found
 
     @cached_property
@@ -465,6 +494,7 @@ class Source(Tree):
             name: values[0]
             for name, values in found.items()
             if len(values) == 1
+            and not isinstance(getattr(values[0], "left", None), ast.List)  # its items change
             and (
                 isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
                 or (isinstance(values[0], ast.Call | ast.IfExp) and is_safe(values[0]))
@@ -472,7 +502,7 @@ class Source(Tree):
             )
         }
 
-    def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> int:
+    def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> Any:
         """The difference between a counter's value at the end of a step and where it is used."""
         at, function = node.lineno, self._function_around(node)
         found = 0
@@ -488,7 +518,7 @@ class Source(Tree):
             if isinstance(one, ast.Call):  # itertools.count
                 return next((value_of(given, {}) or 0 for given in one.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
-        return sum(_added_by(one) for one in here if one.lineno < test.node.lineno)
+        return int(sum(_added_by(one) for one in here if one.lineno < test.node.lineno))
 
     def is_counted(self, atom: ast.expr) -> bool:
         """True for a counter that the program counts by itself."""
@@ -597,11 +627,11 @@ class Source(Tree):
     def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
         for wanted in (True, False):
-            if test.code is not None and wanted in test.taken:
+            if wanted in (test.decided or (test.taken if test.code is not None else ())):
                 continue
             body = self._body(test, wanted)
             is_block = not isinstance(test.node, ast.IfExp)
-            if is_block and (not body or self.has_run(body, ran)):
+            if is_block and (not body or (not test.decided and self.has_run(body, ran))):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
@@ -821,10 +851,11 @@ def _is_number(node: ast.expr) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def _added_by(added: ast.AST) -> int:
+def _added_by(added: ast.AST) -> Any:
     """The number that is added, as far as it is known; negative for a counter that falls."""
-    number = getattr(getattr(added, "value", None), "value", 1)
-    number = number if isinstance(number, int) else 1
+    value = getattr(added, "value", None)
+    number = None if value is None else value_of(value, {})
+    number = number if isinstance(number, int | float) else 1
     return -number if isinstance(getattr(added, "op", None), ast.Sub) else number
 
 

@@ -103,7 +103,7 @@ class _Ramp:
 
     def grows(self, steps_left: int | None) -> bool:
         """True if a coming value of the counter makes it larger than all that were seen."""
-        if not self.most or self.seen is None:
+        if self.seen is None or not (self.most or self._size(self.seen[1]) is None):
             return False
         start, last = self.seen
         if start == last and not self.is_counted:
@@ -475,6 +475,12 @@ class Horizon:
         """
         held = {joined(*place): steps for place, steps in ran.items()}
         held |= {place: set() for place in self._boundaries if place not in held}
+        for name, line, outcome in loops().decided:
+            place = joined(name, line)
+            source = self._source(place[0])
+            for test in source.tests if source is not None else ():
+                if isinstance(test.node, ast.If) and test.node.lineno == place[1]:
+                    test.decided.add(outcome)
         found = self._unreached(done, epochs, held, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
