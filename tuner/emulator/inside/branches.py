@@ -328,7 +328,9 @@ class Source(Tree):
             isinstance(one, ast.Name) and one.id in counting.atoms for one in ast.walk(simple)
         ):
             code = _compiled(simple)
-        elif isinstance(node, ast.IfExp) and not any(map(self.is_counted, counting.atoms.values())):
+        elif isinstance(node, ast.IfExp) and not any(
+            self._added.get(ast.unparse(one)) for one in counting.atoms.values()
+        ):
             return None  # as for a random number, of which nothing tells the branch that ran
         return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
 
@@ -409,10 +411,9 @@ class Source(Tree):
         a queue, and the answer of an object that is told something, such as a `GradScaler`.
         """
         every = [*ast.walk(self._tree)]
-        found, told, taken = set(), set(), {"self", "cls"}
-        counts = {
-            getattr(self._function_around(a), "name", "") for a in chain(*self._added.values())
-        }
+        found, told, other = set(), set(), {"self", "cls"}
+        added = chain(*self._added.values())
+        counts = {getattr(self._function_around(one), "name", "") for one in added}
         for one in every:
             value: Any = getattr(one, "value", None)
             if isinstance(one, ast.If):
@@ -424,20 +425,17 @@ class Source(Tree):
                     if isinstance(statement, ast.Assign) and isinstance(word, str | bool):
                         found |= {ast.unparse(target) for target in statement.targets}
             elif isinstance(one, ast.Import | ast.ImportFrom):
-                taken |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
-            elif isinstance(one, ast.Expr) and isinstance(value, ast.Call):
+                other |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
+            elif isinstance(one, ast.Expr) and isinstance(getattr(value, "func", 0), ast.Attribute):
                 if self.around(one, (*_LOOPS, *_FUNCTIONS)) is not self._tree:
-                    told.add(ast.unparse(getattr(value.func, "value", value)))
+                    told.add(ast.unparse(value.func.value))
             elif isinstance(one, ast.Assign) and last_name(getattr(value, "func", one)) in _TAKES:
-                found |= {
-                    part.id for part in ast.walk(one.targets[0]) if isinstance(part, ast.Name)
-                }
+                found |= _stored(one)
             elif isinstance(one, _LOOPS):  # losses and batches
-                names = (part for part in ast.walk(one) if isinstance(part, ast.Name))
-                taken |= {part.id for part in names if isinstance(part.ctx, ast.Store)}
+                other |= _stored(one)
         for one in every:
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
-                asks = ast.unparse(one.func.value) in told and _root(one) not in taken
+                asks = ast.unparse(one.func.value) in told and _root(one) not in other
                 found |= {ast.unparse(one)} if asks or one.func.attr in counts else set()
         return found
 
@@ -520,10 +518,6 @@ class Source(Tree):
         here = [one for one in added if self._function_around(one) is test.function]
         return int(sum(_added_by(one) for one in here if one.lineno < test.node.lineno))
 
-    def is_counted(self, atom: ast.expr) -> bool:
-        """True for a counter that the program counts by itself."""
-        return bool(self._added.get(ast.unparse(atom)))
-
     def falls(self, atom: ast.expr) -> bool:
         """True for a counter that is counted down, or was seen to fall."""
         added = self._added.get(ast.unparse(atom), ())
@@ -565,11 +559,10 @@ class Source(Tree):
         return None, None, loop
 
     def _leaves(self, node: ast.AST, loop: ast.AST) -> bool:
-        if not isinstance(node, ast.If):
-            return False
-        if isinstance(node.body[-1], ast.Return):
+        end = node.body[-1] if isinstance(node, ast.If) else None
+        if isinstance(end, ast.Return):
             return self._function_around(node) is self._function_around(loop)
-        return isinstance(node.body[-1], ast.Break) and self.around(node, _LOOPS) is loop
+        return isinstance(end, ast.Break) and self.around(node, _LOOPS) is loop
 
     def _counting_loop(self, atom: ast.expr, loop: Any) -> ast.AST | None:
         """The loop in which each round adds one to a counter of `loop`; None if none does."""
@@ -902,6 +895,12 @@ def _written(*nodes: ast.AST) -> set[str]:
     """The names and attributes in some code."""
     every = (one for node in nodes for one in ast.walk(node))
     return {ast.unparse(one) for one in every if isinstance(one, ast.Name | ast.Attribute)}
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """The names that get values in some code."""
+    names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
 
 def _is_of_host(value: ast.expr) -> bool:
