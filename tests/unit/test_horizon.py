@@ -593,7 +593,8 @@ def test_the_batches_of_a_step_set_a_counter_once(tmp_path: Path) -> None:
         "    if i % 4 == 3:\n        note(); step += 1\n"
         "        if step % 500 == 0: evaluate(step)\n"
     )
-    horizon, seen = Horizon(), []
+    horizon = Horizon()
+    seen: list[int] = []
     names = {
         "note": lambda: horizon.note_step(sys._getframe(1)),
         "ask": lambda: horizon._done and horizon.waits(50),

@@ -539,7 +539,8 @@ class Source(Tree):
         A `for` loop ends so by leaving the function, or at a number of its own rounds.
         """
         tests = [(loop.test, False)] if isinstance(loop, ast.While) else []
-        tests += [(one.test, True) for one in ast.walk(loop) if self._leaves(one, loop)]
+        leaves: Any = (one for one in ast.walk(loop) if self._leaves(one, loop))
+        tests += [(one.test, True) for one in leaves]
         for node, ends in tests:
             counting = Counting(self.counters(self._function_around(loop)), {})
             test = _evaluable(counting.visit(copy.deepcopy(node)))

@@ -631,7 +631,7 @@ def _progress(
         end = next((n + 1 for n, one in enumerate(loops) if one is inner), 0)
         whole = math.prod(total or sys.maxsize for total, _ in found[at:end])
         if values is not None and len(values) < whole:
-            index = values.index(now) if now in values else 0
+            index = values.index(now) if now is not None and now in values else 0
             found[at:end] = [(len(values), index), *[(1, 0)] * (end - at - 1)]
     return found
 
