@@ -20,6 +20,7 @@ from tuner.emulator.inside import horizon as horizon_module
 from tuner.emulator.inside.branches import value_of
 from tuner.emulator.inside.horizon import Horizon
 from tuner.emulator.inside.one_rank import STANDS_FOR
+from tuner.emulator.inside.rounds import Rounds
 from tuner.program.launch import runnable
 from tuner.program.program import read_program
 
@@ -42,6 +43,10 @@ def train():
             losses.append(0.0)
             {code}
             if phase == "late": evaluate()
+class Every:
+    count = 0
+    def due(self): self.count += 1; return self.count > 500
+every = Every()
 train()
 """
 
@@ -59,6 +64,8 @@ REACHED = (
     "samples += len(rows); log(step) if samples > 250_000 else None",
     "bar.update(); evaluate() if bar.rate < 1 else None",
     "while step > 5 and phase == 'late': evaluate()",
+    "loss = bar; loss.update()\n            if loss.rest() < 0.1: evaluate()",
+    "if bar.rest() < 0.1: evaluate()",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
@@ -86,9 +93,19 @@ LEFT = (
     "bar.update(); evaluate() if bar.rate < 0.01 else None",
     "bar.update(); allocate(8 + bar.n // 100)",
     "while step > 500: evaluate()",
+    "if every.due(): evaluate()",
+    "if bar.param_groups[0]['lr'] < 0.1: evaluate()",
+    "samples += 1 / 3000; evaluate() if samples > 0.5 else None",
+    "try: allocate(schedule[step])\n            except KeyError: pass",
     "weight = max(0, step - 500); evaluate() if weight > 0 else None",
 )
-ELSEWHERE = {"if step == 500: phase = 'late'": 18, "batch_at(step)": 6}
+ELSEWHERE = {
+    "all = [0] * 9000; all[500] = 1\n            if all[step]: evaluate()": 18,
+    "if step == 500: phase = 'late'": 18,
+    "batch_at(step)": 6,
+    "bar.update()\n            if bar.rest() < 0.1: evaluate()": 18,
+    "what = heap.pop()\n            if what == 'late': evaluate()": 18,
+}
 """Code that changes what other lines do."""
 
 
@@ -100,10 +117,14 @@ class Bar:
     """Counts as a library does."""
 
     n, rate = 0, 1.0
+    param_groups = ({"lr": 1.0},)
 
     def update(self) -> None:
         self.n += 1
         self.rate /= 1.1
+
+    def rest(self) -> float:
+        return self.rate
 
 
 @pytest.mark.parametrize("code", [*REACHED, *LEFT, *ELSEWHERE])
@@ -121,7 +142,8 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
         return runpy.run_path(
-            str(path), {**names, "bar": Bar(), "itertools": itertools, "math": math}
+            str(path),
+            {**names, "bar": Bar(), "heap": [""] * 99, "itertools": itertools, "math": math},
         )
 
     with pytest.raises(StoppedError):
@@ -447,9 +469,9 @@ def test_larger_sizes_that_a_generator_has_to_come_are_told(
         f"def batches():\n    for length, name in lengths:\n        yield {used}\n"
         "rows, lengths = [0] * 9, []\nfor batch in [1, 2]: note()\n"
     )
-    monkeypatch.setattr(
-        horizon_module, "loops", lambda: SimpleNamespace(larger={(str(path), 2): True})
-    )
+    rounds = Rounds()
+    rounds.larger[str(path), 2] = True
+    monkeypatch.setattr(horizon_module, "loops", lambda: rounds)
     horizon = Horizon()
     runpy.run_path(str(path), {"note": lambda: horizon.note_step(sys._getframe(1))})
     assert [Path(one).name for one in horizon.result(2, 0, {})["unreached"]] == left
@@ -501,6 +523,86 @@ def test_steps_are_counted_from_the_first_on(tmp_path: Path) -> None:
 
     runpy.run_path(str(path), {"note": note})
     assert left[1:] == [*reversed(range(968))]
+
+
+@pytest.mark.parametrize(
+    ("loops", "end", "of"),
+    [
+        ("while step < 50:", "if step >= 50: break", 50),
+        ("while True:", "if step >= 50: return", 50),
+        ("for epoch in range(9):", "if step >= 50: return", 50),
+        ("for epoch in range(4):", "if step >= 50: return", 40),
+        ("for epoch in range(4):", "if i == 5: break", 20),
+        ("for epoch in range(4):", "if bad == 3: return", 40),
+        ("while True:", "if step >= 50 and stops(): return", 50),
+        ("while True:", "if stops(): return", None),
+    ],
+)
+def test_a_counter_of_an_inner_loop_ends_the_training(
+    loops: str, end: str, of: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"def train():\n    step = bad = 0\n    {loops}\n"
+        f"        for i, batch in enumerate([1] * 10):\n            {end}\n            note()\n"
+        "            step += 1; bad += 1\n            if i % 2: bad = 0\ntrain()\n"
+    )
+    horizon = Horizon()
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note, "stops": bool})
+    assert horizon.result(1, 0, {})["of_steps"] == of
+
+
+def test_the_outcomes_that_a_program_had_itself_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a test that can't be evaluated, and a branch in the line of its test."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "for i in range(3000):\n    note()\n    if i and str(i).endswith('00'): zeros(9)\n"
+        "    if i % 500 == 1 and str(i): zeros(9)\n    if bar.rest() < i: zeros(9)\n"
+        "    bar.update()\n"
+    )
+    rounds = Rounds()
+    outcomes = {(3, False), (4, True), (5, False)}
+    rounds.decided = {(str(path), *one) for one in outcomes}
+    monkeypatch.setattr(horizon_module, "loops", lambda: rounds)
+    horizon = Horizon()
+
+    def note() -> None:
+        horizon.note_step(sys._getframe(1))
+        if horizon._done == 9:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runpy.run_path(str(path), {"note": note, "zeros": bytearray, "bar": Bar()})
+    ran: dict[Any, Any] = {(str(path), 5): set()}
+    unreached = horizon.result(9, 0, ran)["unreached"]
+    assert [Path(one).name for one in unreached] == ["train.py:3", "train.py:5"]
+
+
+def test_the_batches_of_a_step_set_a_counter_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "step = 0\nfor i, batch in enumerate([1] * 4000):\n    ask()\n"
+        "    if i % 4 == 3:\n        note(); step += 1\n"
+        "        if step % 500 == 0: evaluate(step)\n"
+    )
+    horizon = Horizon()
+    seen: list[int] = []
+    names = {
+        "note": lambda: horizon.note_step(sys._getframe(1)),
+        "ask": lambda: horizon._done and horizon.waits(50),
+        "evaluate": seen.append,
+    }
+    runpy.run_path(str(path), names)
+    assert seen[:1] == [500]
+    assert horizon._done < 1010
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,16 @@ def test_a_loop_keeps_no_item_and_is_known_while_it_runs(monkeypatch: pytest.Mon
     assert known[-1][0] == 0
 
 
+def test_branches_of_loops_that_train_tell_their_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "for one in range(2):\n    step()\n    if one: pass\n    elif [one]: pass\n"
+        "if step: pass\nfor one in [1]:\n    if one: pass\n"
+    )
+    run(text, Training(), monkeypatch)
+    decided = builtins.__tuner_rounds__.decided  # type: ignore[attr-defined]
+    assert {(line, outcome) for _, line, outcome in decided} == {(3, 0), (3, 1), (4, 1)}
+
+
 def test_models_are_left_as_they_are_and_places_stay(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text("")
     text = (

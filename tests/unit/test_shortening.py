@@ -16,6 +16,7 @@ from started import run_python
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from tuner.emulator.inside import row_sizes as reading
+from tuner.emulator.inside import shortening as shortening_module
 from tuner.emulator.inside.memory import MemoryWatch
 from tuner.emulator.inside.row_sizes import row_sizes
 from tuner.emulator.inside.shortening import Budget, Shortening
@@ -92,6 +93,22 @@ def test_a_batch_is_the_first_of_its_step_where_it_is_in_the_epoch(
     assert places[-1] == 199
     left = 0 if is_trainer and accumulation > 1 else 200 % accumulation
     assert (served + len(places)) % accumulation == left
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_loader_that_is_asked_without_an_end_stops_the_program_unless_its_loop_ends(
+    is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, stopped = shortening([]), []
+    short._stop = lambda: stopped.append(1)
+    loops = SimpleNamespace(enclose=lambda frame: is_followed)
+    monkeypatch.setattr(shortening_module, "loops", lambda: loops)
+    loader = DataLoader(rows(), batch_size=2)
+    for _ in range(1100):
+        for _ in short.chosen(loader.batch_sampler, loader):
+            short.note_backward()
+            short.note_step()
+    assert bool(stopped) is not is_followed
 
 
 def test_an_evaluation_serves_two_batches_the_largest_and_the_last() -> None:

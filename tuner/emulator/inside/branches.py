@@ -53,7 +53,10 @@ _TO_HOST = frozenset({"cpu", "float", "int", "item", "numpy", "tolist"})
 _COUNTING = frozenset({"range", "enumerate", "trange", "count"})
 _RANK = re.compile(r"(\w+\.)*((get_)?(local_|global_)?rank(\(\))?|process_index)")
 _NUMBER = re.compile(r"len|numel|shape|(\w+_)?(batch|examples|rows|samples|size|tokens|ranks)")
-_CLOCK = re.compile(r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)")
+_CLOCK = re.compile(
+    r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)|(\w+\.)*param_groups\[0\]\['lr'\]"
+)
+_TAKES = ("heappop", "heapreplace", "pop", "popleft")
 _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
 
@@ -98,6 +101,8 @@ class Test:
     of_rank: bool = False
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
+    decided: set[bool] = field(default_factory=set)
+    """The outcomes that the program itself had, which are known at the end."""
     values: dict[str, int | float] = field(default_factory=dict)
     """The values of its counters until any were left out, and those of its other names."""
     now: dict[str, int | float] = field(default_factory=dict)
@@ -323,7 +328,9 @@ class Source(Tree):
             isinstance(one, ast.Name) and one.id in counting.atoms for one in ast.walk(simple)
         ):
             code = _compiled(simple)
-        elif isinstance(node, ast.IfExp) and not any(map(self.is_counted, counting.atoms.values())):
+        elif isinstance(node, ast.IfExp) and not any(
+            self._added.get(ast.unparse(one)) for one in counting.atoms.values()
+        ):
             return None  # as for a random number, of which nothing tells the branch that ran
         return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
 
@@ -398,18 +405,38 @@ class Source(Tree):
 
     @cached_property
     def _states(self) -> set[str]:
-        """The names of words and signs that branches on counters set, as of a state machine."""
-        found = set()
-        for one in ast.walk(self._tree):
+        """What branches ask that others change: a state, and calls that count.
+
+        A state is a word or a sign that a branch on a counter sets, what is taken from a heap or
+        a queue, and the answer of an object that is told something, such as a `GradScaler`.
+        """
+        every = [*ast.walk(self._tree)]
+        found, told, other = set(), set(), {"self", "cls"}
+        added = chain(*self._added.values())
+        counts = {getattr(self._function_around(one), "name", "") for one in added}
+        for one in every:
+            value: Any = getattr(one, "value", None)
             if isinstance(one, ast.If):
                 function = self._function_around(one)
                 counting = Counting(self.counters(function), self._aliases(function))
                 counting.visit(copy.deepcopy(one.test))
                 for statement in one.body if counting.atoms else ():
-                    value = getattr(statement, "value", None)
-                    is_word = isinstance(getattr(value, "value", None), str | bool)
-                    if isinstance(statement, ast.Assign) and is_word:
+                    word = getattr(getattr(statement, "value", None), "value", None)
+                    if isinstance(statement, ast.Assign) and isinstance(word, str | bool):
                         found |= {ast.unparse(target) for target in statement.targets}
+            elif isinstance(one, ast.Import | ast.ImportFrom):
+                other |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
+            elif isinstance(one, ast.Expr) and isinstance(getattr(value, "func", 0), ast.Attribute):
+                if self.around(one, (*_LOOPS, *_FUNCTIONS)) is not self._tree:
+                    told.add(ast.unparse(value.func.value))
+            elif isinstance(one, ast.Assign) and last_name(getattr(value, "func", one)) in _TAKES:
+                found |= _stored(one)
+            elif isinstance(one, _LOOPS):  # losses and batches
+                other |= _stored(one)
+        for one in every:
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
+                asks = ast.unparse(one.func.value) in told and _root(one) not in other
+                found |= {ast.unparse(one)} if asks or one.func.attr in counts else set()
         return found
 
     @cached_property
@@ -465,6 +492,7 @@ class Source(Tree):
             name: values[0]
             for name, values in found.items()
             if len(values) == 1
+            and not isinstance(getattr(values[0], "left", None), ast.List)  # its items change
             and (
                 isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
                 or (isinstance(values[0], ast.Call | ast.IfExp) and is_safe(values[0]))
@@ -472,7 +500,7 @@ class Source(Tree):
             )
         }
 
-    def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> int:
+    def shift(self, node: ast.expr | ast.stmt, atom: ast.expr, line: int) -> Any:
         """The difference between a counter's value at the end of a step and where it is used."""
         at, function = node.lineno, self._function_around(node)
         found = 0
@@ -488,11 +516,7 @@ class Source(Tree):
             if isinstance(one, ast.Call):  # itertools.count
                 return next((value_of(given, {}) or 0 for given in one.args), 0)
         here = [one for one in added if self._function_around(one) is test.function]
-        return sum(_added_by(one) for one in here if one.lineno < test.node.lineno)
-
-    def is_counted(self, atom: ast.expr) -> bool:
-        """True for a counter that the program counts by itself."""
-        return bool(self._added.get(ast.unparse(atom)))
+        return int(sum(_added_by(one) for one in here if one.lineno < test.node.lineno))
 
     def falls(self, atom: ast.expr) -> bool:
         """True for a counter that is counted down, or was seen to fall."""
@@ -508,36 +532,51 @@ class Source(Tree):
         return None
 
     def counted_by(
-        self, loop: ast.While, names: Mapping[str, Any]
-    ) -> tuple[int | None, range | None]:
-        """The counter of a `while` loop, and its values; None if they are not known."""
-        leaves: list[Any] = [one for one in ast.walk(loop) if self._leaves(one, loop)]
-        for node, ends in ((loop.test, False), *((one.test, True) for one in leaves)):
+        self, loop: Any, names: Mapping[str, Any]
+    ) -> tuple[int | None, range | None, ast.AST]:
+        """The counter at which a loop ends, its values, and the loop that counts; None if unknown.
+
+        A `for` loop ends so by leaving the function, or at a number of its own rounds.
+        """
+        tests = [(loop.test, False)] if isinstance(loop, ast.While) else []
+        leaves: Any = (one for one in ast.walk(loop) if self._leaves(one, loop))
+        tests += [(one.test, True) for one in leaves]
+        for node, ends in tests:
             counting = Counting(self.counters(self._function_around(loop)), {})
-            test = counting.visit(copy.deepcopy(node))
+            test = _evaluable(counting.visit(copy.deepcopy(node)))
             atom = counting.atoms.get("__0")
             now = None if atom is None else value_of(atom, names)
-            if atom is None or not isinstance(now, int) or not self._counts_rounds(atom, loop):
+            inner = None if atom is None else self._counting_loop(atom, loop)
+            if test is None or inner is None or not isinstance(now, int):
                 continue
-            if loop not in self._ended:
+            if node not in self._ended:
                 others = {name: one for name, one in names.items() if not is_of_torch(one)}
                 ended = Test(loop, loop, counting.atoms, _compiled(test))
                 coming = range(now, now + FUTURE)
                 found = (one for one in coming if ended.outcome({"__0": one}, others) is ends)
-                self._ended[loop] = range(now, next(found, now))
-            if self._ended[loop]:
-                return now, self._ended[loop]
-        return None, None
+                self._ended[node] = range(now, next(found, now))
+            if self._ended[node]:
+                return now, self._ended[node], inner
+        return None, None, loop
 
     def _leaves(self, node: ast.AST, loop: ast.AST) -> bool:
-        is_end = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break)
-        return is_end and self.around(node, _LOOPS) is loop
+        end = node.body[-1] if isinstance(node, ast.If) else None
+        if isinstance(end, ast.Return):
+            return self._function_around(node) is self._function_around(loop)
+        return isinstance(end, ast.Break) and self.around(node, _LOOPS) is loop
 
-    def _counts_rounds(self, atom: ast.expr, loop: ast.AST) -> bool:
-        """True if each round of a loop adds one to a counter."""
-        added = self._added.get(ast.unparse(atom), [])
+    def _counting_loop(self, atom: ast.expr, loop: Any) -> ast.AST | None:
+        """The loop in which each round adds one to a counter of `loop`; None if none does."""
+        text = ast.unparse(atom)
+        if not isinstance(loop, ast.While) and counter_target(loop) == text:
+            return loop  # type: ignore[no-any-return]
+        added = self._added.get(text, [])
         steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
-        return steps == [1] and self.around(added[0], _LOOPS) is loop and not self.falls(atom)
+        others = (one for part in ast.walk(loop) if part not in added for one in _assigned(part))
+        is_reset = any(ast.unparse(target) == text for target, _ in others)
+        if steps != [1] or is_reset or self.falls(atom) or not self.is_within(added[0], loop):
+            return None
+        return self.around(added[0], _LOOPS)
 
     @property
     def bodies(self) -> list[ast.AST]:
@@ -582,11 +621,11 @@ class Source(Tree):
     def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
         for wanted in (True, False):
-            if test.code is not None and wanted in test.taken:
+            if wanted in (test.decided or (test.taken if test.code is not None else ())):
                 continue
             body = self._body(test, wanted)
             is_block = not isinstance(test.node, ast.IfExp)
-            if is_block and (not body or self.has_run(body, ran)):
+            if is_block and (not body or (not test.decided and self.has_run(body, ran))):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):
@@ -806,10 +845,11 @@ def _is_number(node: ast.expr) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def _added_by(added: ast.AST) -> int:
+def _added_by(added: ast.AST) -> Any:
     """The number that is added, as far as it is known; negative for a counter that falls."""
-    number = getattr(getattr(added, "value", None), "value", 1)
-    number = number if isinstance(number, int) else 1
+    value = getattr(added, "value", None)
+    number = None if value is None else value_of(value, {})
+    number = number if isinstance(number, int | float) else 1
     return -number if isinstance(getattr(added, "op", None), ast.Sub) else number
 
 
@@ -856,6 +896,12 @@ def _written(*nodes: ast.AST) -> set[str]:
     """The names and attributes in some code."""
     every = (one for node in nodes for one in ast.walk(node))
     return {ast.unparse(one) for one in every if isinstance(one, ast.Name | ast.Attribute)}
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """The names that get values in some code."""
+    names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
 
 def _is_of_host(value: ast.expr) -> bool:

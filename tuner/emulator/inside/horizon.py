@@ -19,6 +19,7 @@ import ctypes
 import functools
 import inspect
 import itertools
+import math
 import re
 import sys
 from collections import defaultdict
@@ -102,7 +103,7 @@ class _Ramp:
 
     def grows(self, steps_left: int | None) -> bool:
         """True if a coming value of the counter makes it larger than all that were seen."""
-        if not self.most or self.seen is None:
+        if self.seen is None or not (self.most or self._size(self.seen[1]) is None):
             return False
         start, last = self.seen
         if start == last and not self.is_counted:
@@ -263,6 +264,8 @@ class Horizon:
         """The loops that left out rounds."""
         self._advanced: list[Test] = []
         """The tests whose counters were set to a later value, up to two times."""
+        self._advanced_at = -1
+        """The steps that were done then: of a step of many batches, each asks."""
         self._is_cut = False
         """True if counters have left out values."""
         self._left: list[Place] = []
@@ -305,7 +308,7 @@ class Horizon:
             for ramp in ramps.found.get(function, ()):
                 if is_in_loop or source.is_within(ramp.node, loops[0]):
                     ramps.see(ramp, names, line, is_cut=self._is_cut)
-            totals += [_progress(source, loop, names) for loop in loops]
+            totals += _progress(source, loops, names)
             is_in_loop = True
             del names
         if not self._is_cut:
@@ -415,6 +418,8 @@ class Horizon:
 
     def _advance(self, test: Test, loop: Any, by: int) -> bool:
         """Add to the counter of a test; false if that is impossible."""
+        if self._advanced_at == self._done:
+            return True
         self._advanced.append(test)
         if not self._is_cut:
             self._look_back(self._done, 1, self._boundaries)
@@ -424,6 +429,7 @@ class Horizon:
                     loops().ahead[id(frame), loop.lineno] = by
                 has = loop is not None or _add(frame, next(iter(test.atoms.values())), by)
                 self._is_cut |= has
+                self._advanced_at = self._done if has else self._advanced_at
                 return has
         return False
 
@@ -470,6 +476,12 @@ class Horizon:
         """
         held = {joined(*place): steps for place, steps in ran.items()}
         held |= {place: set() for place in self._boundaries if place not in held}
+        for name, line, outcome in loops().decided:
+            place = joined(name, line)
+            source = self._source(place[0])
+            for test in source.tests if source is not None else ():
+                if isinstance(test.node, ast.If) and test.node.lineno == place[1]:
+                    test.decided.add(outcome)
         found = self._unreached(done, epochs, held, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
@@ -602,16 +614,27 @@ def _plain_names(test: Test, names: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _progress(source: Source, loop: Any, names: Mapping[str, Any]) -> tuple[int | None, int]:
-    """The iterations of a loop, None if unknown, and those that are done."""
-    if isinstance(loop, ast.While):
-        now, values = source.counted_by(loop, names)
-    else:
-        target, values = counter_target(loop), iterated(loop.iter, names)
-        now = names.get(target) if target else None
-    if values is None:
-        return None, 0
-    return len(values), values.index(now) if isinstance(now, int) and now in values else 0
+def _progress(
+    source: Source, loops: Sequence[Any], names: Mapping[str, Any]
+) -> list[tuple[int | None, int]]:
+    """The iterations of loops, None if unknown, and those that are done, the outermost first.
+
+    A loop that ends with a counter of an inner loop has as many rounds as both together.
+    """
+    found: list[tuple[int | None, int]] = []
+    for loop in loops:
+        values = None if isinstance(loop, ast.While) else iterated(loop.iter, names)
+        now = None if values is None else names.get(counter_target(loop) or "")
+        at = values.index(now) if values and isinstance(now, int) and now in values else 0
+        found.append((None if values is None else len(values), at))
+    for at, loop in enumerate(loops):
+        now, values, inner = source.counted_by(loop, names)
+        end = next((n + 1 for n, one in enumerate(loops) if one is inner), 0)
+        whole = math.prod(total or sys.maxsize for total, _ in found[at:end])
+        if values is not None and len(values) < whole:
+            index = values.index(now) if now is not None and now in values else 0
+            found[at:end] = [(len(values), index), *[(1, 0)] * (end - at - 1)]
+    return found
 
 
 def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:

@@ -80,6 +80,8 @@ class Rounds:
         """By the frame and the line of a loop: the rounds by which it counts on."""
         self.larger: dict[tuple[str, int], bool] = {}
         """By the place of a loop in a generator: true if it is over a list with larger numbers."""
+        self.decided: set[tuple[str, int, bool]] = set()
+        """The places of branches in loops that train, with each outcome of their tests."""
 
     def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
         """The rounds of a `for` loop."""
@@ -102,6 +104,12 @@ class Rounds:
             most = max(most, 0, *sizes[number : number + 1])
             self.larger[frame.f_code.co_filename, frame.f_lineno] = most < largest
             yield item
+
+    def decides(self, line: int, test: Any) -> bool:
+        """The outcome of the test of a branch."""
+        outcome = bool(test)
+        self.decided.add((sys._getframe(1).f_code.co_filename, line, outcome))
+        return outcome
 
     def enters(self, line: int) -> None:
         """A `while` loop begins: what it did before it was left does not count."""
@@ -300,12 +308,27 @@ class _Followed(ast.NodeTransformer):
 
     def __init__(self, trains: Callable[[ast.AST], bool]) -> None:
         self._trains = trains
+        self._around = 0
+        """The loops around a node that train."""
+
+    def _visit_loop(self, node: ast.For | ast.While) -> bool:
+        trains = self._trains(node)
+        self._around += trains
+        self.generic_visit(node)
+        self._around -= trains
+        return trains
+
+    def visit_If(self, node: ast.If) -> Any:
+        """A branch whose outcome is noted."""
+        self.generic_visit(node)
+        if self._around:
+            node.test = _told("decides", node, node.test)
+        return node
 
     def visit_For(self, node: ast.For) -> Any:
         """A loop over `rounds(items)`."""
-        self.generic_visit(node)
+        trains = self._visit_loop(node)
         asked: ast.expr = ast.Name(_NAME, ast.Load())
-        trains = self._trains(node)
         if trains or any(isinstance(one, ast.Yield) for one in ast.walk(node)):
             asked = asked if trains else ast.Attribute(asked, "yields", ast.Load())
             node.iter = _placed(ast.Call(asked, [node.iter], []), node.iter)
@@ -313,19 +336,18 @@ class _Followed(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> Any:
         """A loop while `test and rounds.goes_on()`, which is told that it begins."""
-        self.generic_visit(node)
-        if self._trains(node):
-            enters, asked = (
-                ast.Call(
-                    ast.Attribute(ast.Name(_NAME, ast.Load()), name, ast.Load()),
-                    [ast.Constant(node.lineno)],
-                    [],
-                )
-                for name in ("enters", "goes_on")
-            )
+        if self._visit_loop(node):
+            asked = _told("goes_on", node)
             node.test = _placed(ast.BoolOp(ast.And(), [node.test, asked]), node.test)
-            return [ast.fix_missing_locations(ast.copy_location(ast.Expr(enters), node)), node]
+            enters = ast.copy_location(ast.Expr(_told("enters", node)), node)
+            return [ast.fix_missing_locations(enters), node]
         return node
+
+
+def _told(name: str, node: ast.If | ast.While, *given: ast.expr) -> ast.expr:
+    """A call of the followed loops with the line of a node."""
+    called = ast.Attribute(ast.Name(_NAME, ast.Load()), name, ast.Load())
+    return _placed(ast.Call(called, [ast.Constant(node.lineno), *given], []), node.test)
 
 
 def _placed(node: ast.expr, place: ast.expr) -> ast.expr:

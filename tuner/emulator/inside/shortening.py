@@ -232,11 +232,12 @@ class Shortening:
     def chosen(self, sampler: Any, loader: Any) -> Iterator[Any]:
         """The batches of indices that are served, from all of one epoch."""
         is_over = self._rounds.get(loader, 0) > MOST_ROUNDS and self._done >= self._steps
-        if is_over and loader in self._trained:
+        # A loop that is followed ends by itself, and its rounds are not empty.
+        if is_over and loader in self._trained and not loops().enclose(sys._getframe()):
             rounds = self._rounds[loader] = self._rounds[loader] + 1
             if rounds > MOST_EMPTY_ROUNDS:
                 self._stop()  # it asks until it has done its steps
-            if loader in self._exhausted and not loops().enclose(sys._getframe()):
+            if loader in self._exhausted:
                 return
         self._turn += 1
         turn = self._turn
