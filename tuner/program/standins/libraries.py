@@ -117,6 +117,7 @@ def _known() -> dict[str, Any]:
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
         **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
         **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
+        "accelerate.PartialState": thing("accelerate.PartialState", trainers.Accelerator),
         "torch.dtype": Name,
         **{f"torch.{k}autocast": trainers.Autocast for k in ("", "amp.", "cuda.amp.")},
         "torch.compile": models.compile_model,
@@ -217,6 +218,7 @@ def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
     unknown.ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
+    models.CONFIGS.update(request.get("configs") or {})
     EXPORTS.update(request.get("exports") or {})
     configs.RENAMED.update(request.get("renamed") or {})
     FIXED.update(_known())
@@ -299,6 +301,8 @@ def _class(path: str, root: str, last: str) -> Any:
         return thing(path, datasets.Tokenizer)
     if root == "peft" and last.startswith("PeftM"):
         return models.peft_class(path)
+    if last.startswith("AutoLigerKernel"):
+        return models.model_class(path)
     if root in SHORT and (
         last.startswith(("AutoModel", "AutoPeft", "Fast"))
         or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
@@ -372,7 +376,7 @@ class Module(types.ModuleType):
 def _home(root: str, name: str) -> str:
     """The module that a name is imported from; "" for one that the release lacks."""
     names = EXPORTS.get(root, {})
-    if name in names or not name[:1].isupper():
+    if name in names or not (name[:1].isupper() or root == "trl"):
         return names.get(name, root)
     begins = name.lower().removeprefix("tf").removeprefix("flax")
     is_model = any(each[-1] == "*" and begins.startswith(each[:-1]) for each in names)

@@ -31,7 +31,24 @@ _MODULES = ["model.embed_tokens", *_LAYERS, "model.norm", "lm_head"]  # of any m
 _ADAPTER = [f"base_model.model.{_LAYERS[0]}.lora_{name}.default" for name in "AB"]
 _FAST = "for_training for_inference patch_peft_model"
 _ANY = ("torch.nn.Module", "transformers.PreTrainedModel")
+_LIGER = "rope rms_norm swiglu geglu cross_entropy fused_linear_cross_entropy layer_norm".split()
 LAST_CALLED: list[Any] = []
+CONFIGS: dict[str, dict[str, Any]] = {}
+"""The configurations of models that the request has, by the models' names."""
+NAMED: dict[str, None] = {}
+"""Models whose configurations were asked for."""
+
+
+def _configured(model: Any, name: str) -> Any:
+    """A setting of the configuration of a model by its name; None if it isn't known."""
+    if type(model) is not str:
+        return None
+    NAMED[model] = None
+    found, parts = CONFIGS.get(model, {}), ("text_config", "vision_config", "audio_config")
+    if found and name in parts and name not in found:
+        raise AttributeError(name)
+    value = None if "dtype" in name else found.get(name)  # of the call that loads it
+    return None if isinstance(value, dict) else value
 
 
 def _is_a(model: Any, path: str) -> bool:
@@ -214,13 +231,20 @@ class Part(Unknown):
 
 
 class Config(Part):
-    __getattr__ = Unknown.__getattr__
+    def __getattr__(self, name: str) -> Any:
+        given = self._model._note.given
+        found = _configured(given.get("pretrained_model_name_or_path", given.get("0")), name)
+        return Unknown.__getattr__(self, name) if found is None else found
 
 
 class AutoConfig(Holder):
     """A configuration of a model: made of a checkpoint's name, or of numbers."""
 
     _path = "transformers.AutoConfig"
+
+    def __getattr__(self, name: str) -> Any:
+        found = _configured(vars(self).get("pretrained_model_name_or_path"), name)
+        return super().__getattr__(name) if found is None else found
 
 
 def passes(first: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -248,11 +272,26 @@ def wraps(path: str, *more: Any, into: str = "") -> Any:
     return wrap
 
 
+def _class_name(path: str, model: Any) -> str:
+    """The name of the class that an Auto class makes of a model."""
+    task, found = path.partition(".AutoModel")[2], _configured(model, "architectures") or [""]
+    known = str(found[0]) if task and found[0].endswith(task) else ""
+    return known or str(Unknown(f"the class of {model}"))
+
+
 def _loader(how: str, names: str, *more: Any) -> Any:
     def load(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        model, given = Thing.__new__(cls), named(names, args, kwargs)
+        given = named(names, args, kwargs)
+        if ".Auto" in vars(cls).get("_path", ""):
+            of = cls._path, given.get("pretrained_model_name_or_path")
+            body = {**vars(cls), "_named": lambda: _class_name(*of)}
+            cls = type(cls)("", (cls,), body)
+        model = Thing.__new__(cls)
         given = {name: as_now(value) for name, value in given.items()}
         note = Note(f"{cls._path}.{how}", where(), () if names else args, given)
+        if cls._path.startswith("liger_kernel."):
+            named_ones = {name: note.given.pop(name) for name in _LIGER if name in note.given}
+            note.calls.append(Note("apply_liger_kernel_to_auto", note.where, (), named_ones))
         note.extra["made"] = how
         if "_path" not in vars(cls) and "__init__" in vars(cls):  # the user's own class
             cls.__init__(model, Unknown(f"{cls.__name__}.config"))

@@ -109,6 +109,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         how = converter(field.type)
         if isinstance(default, list):
             how = {"nargs": "+", "type": str, **how}
+        if default is None and how.get("type") is truth:
+            del how["nargs"], how["const"]  # `--bf16` alone ends with an error
         how |= {"dest": field.name, "default": argparse.SUPPRESS}
         if default is dataclasses.MISSING:
             how |= {"default": False} if is_flag else {"required": True}
