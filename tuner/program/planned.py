@@ -282,7 +282,12 @@ class _Planner:
             left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
                 *findings, *found.notes, *_unsharded(configuration),
-                *_versions(reading.versions),
+                *(
+                    f"{ASSUMES} the defaults of {package} {read} (you have {there})"
+                    for package, read in reading.versions.items()
+                    if (there := releases.installed(package)[1])
+                    and there.split(".")[:2] != read.split(".")[:2]
+                ),
                 *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
             at_most=tuple(found.at_most),
@@ -717,15 +722,6 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
         raise InputError("the program has values that cannot be predicted", problems=problems)
     size, rounds = int(str(values["micro_batch"])), int(str(values["grad_accum"]))
     return Configuration({**values, "effective_batch": size * rounds * gpus_per_trial(values)})
-
-
-def _versions(held: Mapping[str, str]) -> list[str]:
-    return [
-        f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
-        for package, read in held.items()
-        if (installed := releases.installed(package)[1])
-        and installed.split(".")[:2] != read.split(".")[:2]
-    ]
 
 
 def _takes_images(model: str) -> bool:

@@ -124,13 +124,11 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
 
     runs = [run(0)]
     while True:
-        is_empty = not runs[0]["trainings"] and not runs[0]["loops"]
-        ended = (runs[0]["ended"] or {"text": ""}) if is_empty else {"text": ""}
-        lacking = [each[1]] if (each := _KEY_ERROR.match(ended["text"])) else []
-        lacking = [name for name in lacking if name not in keys and len(keys) < _MOST_KEYS]
+        fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
+        lacking = _KEY_ERROR.findall(runs[0]["ended"]["text"]) if fails else []
         named = {name: entry_like(name) for name in runs[0].get("models", ())}
         new = {n: {**entry.config} for n, entry in named.items() if entry and n not in configs}
-        if not lacking and not new:
+        if not new and (not {*lacking} - {*keys} or len(keys) >= _MOST_KEYS):
             break
         keys += lacking
         configs |= new
@@ -420,7 +418,7 @@ def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
     lost = [w for w in words if w.endswith(".py") and not (program.folder / w).exists()]
     if not (started.main or started.shell or started.trainer or lost):
         return None
-    lacks = f", and there is no {lost[0]}" if lost and not started.main else ""
+    lacks = f", and there is no {lost[0]}" if lost else ""
     where = Places(program).at(dropped["where"])
     text = f"the training is another program, which this one starts: {shlex.join(words)}{lacks}"
     return InputError(f"{where}: {text}", hint="name that command after --")

@@ -24,9 +24,8 @@ from tuner.program.standins.unknown import (
 )
 
 ROWS = 64  # batches that a loader has where nothing tells
-CURRENT: list[
-    Any
-] = []  # the loader of the last batch; 1 after a backward pass of it, 0 after a step
+# The loader of the last batch; 1 after a backward pass of it, 0 after a step.
+CURRENT: list[Any] = []
 _CALLED: dict[Any, Note] = {}  # lengths of calls of tokenizers outside of functions of rows
 _LIMITS: dict[Any, Note] = {}  # lengths that tokenizers cut to where a call gives none
 _ROWS: dict[Any, Note] = {}  # lengths that mapped functions cut rows to

@@ -51,7 +51,8 @@ FIXED: dict[str, Any] = {}
 """Stand-ins with a meaning of their own, by path or by library and last name."""
 PARENTS: set[str] = set()
 PARSERS = """transformers.HfArgumentParser trl.TrlParser trl.get_peft_config
-trl.get_quantization_config fire.Fire typer.run typer.Typer omegaconf.OmegaConf"""
+trl.get_quantization_config fire.Fire omegaconf.OmegaConf typer.run tyro.cli
+jsonargparse.CLI jsonargparse.auto_cli simple_parsing.parse"""
 _OWN = {
     trainers: "accelerate.Accelerator deepspeed.initialize torch.optim.Optimizer",
     datasets: "torch.utils.data.DataLoader tqdm.tqdm",
@@ -157,16 +158,6 @@ def _patch(owner: Any, name: str, answer: Any) -> None:
     setattr(owner, name, call)
 
 
-def _word(parser: Any, action: Any, text: str) -> Any:
-    """A word that follows from a command of a shell script which isn't run has no type."""
-    return Unknown(text[len(MARK) : -1].strip()) if MARK in text else None
-
-
-def _asdict(value: Any) -> Any:
-    known = hasattr(type(value), "__dataclass_fields__") or not isinstance(value, Unknown)
-    return None if known else Unknown("asdict(...)")
-
-
 def _draws(library: Any, generator: Any) -> None:
     """Notes each number that is drawn without a seed, which is another one in each run."""
     state = {"seeded": False}
@@ -225,11 +216,18 @@ def start(request: dict[str, Any]) -> None:
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
-    guard.PATCHES["argparse"] = lambda module: _patch(module.ArgumentParser, "_get_value", _word)
+    # A word that follows from a command of a shell script which isn't run has no type.
+    guard.PATCHES["argparse"] = lambda module: _patch(
+        module.ArgumentParser,
+        "_get_value",
+        lambda _, __, text: Unknown(text[len(MARK) : -1].strip()) if MARK in text else None,
+    )
     guard.PATCHES["logging"] = lambda module: _patch(
         module, "_checkLevel", lambda level: 20 if isinstance(level, Unknown) else None
     )
-    guard.PATCHES["dataclasses"] = lambda module: _patch(module, "asdict", _asdict)
+    guard.PATCHES["dataclasses"] = lambda module: _patch(
+        module, "asdict", lambda one: Unknown("asdict(...)") if type(one) is Unknown else None
+    )
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
