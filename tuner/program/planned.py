@@ -550,14 +550,11 @@ def _rounds(knobs: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int]
     return {"grad_accum": asked // at_once}
 
 
-def _unsharded(configuration: Configuration) -> Iterator[str]:
-    accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    is_sharded = Parallelism.of(configuration).is_sharded
-    if is_sharded and accumulates and not configuration.get(SYNC):
-        yield (
-            f"unsharded gradients stay between micro-steps (no_sync); without: --set {SYNC}=true, "
-            f"in TrainingArguments {WITH_SYNC}"
-        )
+def _unsharded(values: Configuration) -> Iterator[str]:
+    keeps = int(str(values.get("grad_accum", 1))) > 1 and not values.get(SYNC)
+    if keeps and Parallelism.of(values).is_sharded:
+        how = f"--set {SYNC}=true, in TrainingArguments {WITH_SYNC}"
+        yield f"unsharded gradients stay between micro-steps (no_sync); without: {how}"
 
 
 @contextlib.contextmanager

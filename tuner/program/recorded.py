@@ -323,9 +323,7 @@ def _deciding(values: Sequence[Any], runs: Sequence[Mapping[str, Any]]) -> list[
     return _unique(map(lines.get, alone or lines))
 
 
-def _joined_by_place(
-    lists: Sequence[Any], runs: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _joined_by_place(lists: Sequence[Any], runs: Sequence[Any]) -> list[dict[str, Any]]:
     """The trainings of all runs; those of one line belong together, in their order."""
     places: dict[object, dict[int, Any]] = {}
     for index, rows in enumerate(lists):

@@ -219,9 +219,12 @@ _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
         else None
     ),
     "optim": single_optimizer,
-    # `under` has them as a list.
     "target_modules": lambda chosen: (
-        "all-linear" if (names := chosen.get("lora_targets")) == ("all-linear",) else names
+        "all-linear"
+        if (names := chosen.get("lora_targets")) == ("all-linear",)
+        else list(names)
+        if isinstance(names, tuple)
+        else None
     ),
 }
 """By name: how tools spell a value otherwise than tuner does."""

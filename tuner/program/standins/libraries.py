@@ -129,7 +129,6 @@ def _known() -> dict[str, Any]:
         prepare.replace("kbit", "int8"): models.wraps(prepare, into="prepared"),  # its older name
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
-        "unsloth.execute_with_time_limit": lambda seconds: lambda function: _late,
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
         "torch.tensor": lambda data=None, *args, **kwargs: (
@@ -199,10 +198,6 @@ def _seed(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
     return seed
-
-
-def _late(*args: Any, **kwargs: Any) -> Any:
-    raise TimeoutError("a time limit of unsloth's")
 
 
 def start(request: dict[str, Any]) -> None:

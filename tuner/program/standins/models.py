@@ -33,10 +33,8 @@ _FAST = "for_training for_inference patch_peft_model"
 _ANY = ("torch.nn.Module", "transformers.PreTrainedModel")
 _LIGER = "rope rms_norm swiglu geglu cross_entropy fused_linear_cross_entropy layer_norm".split()
 LAST_CALLED: list[Any] = []
-CONFIGS: dict[str, dict[str, Any]] = {}
-"""The configurations of models that the request has, by the models' names."""
-NAMED: dict[str, None] = {}
-"""Models whose configurations were asked for."""
+CONFIGS: dict[str, dict[str, Any]] = {}  # of the request, by the models' names
+NAMED: dict[str, None] = {}  # models whose configurations were asked for
 
 
 def _configured(model: Any, name: str) -> Any:
@@ -232,9 +230,7 @@ class Part(Unknown):
 
 class Config(Part):
     def __getattr__(self, name: str) -> Any:
-        given = self._model._note.given
-        found = _configured(given.get("pretrained_model_name_or_path", given.get("0")), name)
-        return Unknown.__getattr__(self, name) if found is None else found
+        return AutoConfig.__getattr__(self, name, self._model._note.given)
 
 
 class AutoConfig(Holder):
@@ -242,13 +238,13 @@ class AutoConfig(Holder):
 
     _path = "transformers.AutoConfig"
 
-    def __getattr__(self, name: str) -> Any:
-        found = _configured(vars(self).get("pretrained_model_name_or_path"), name)
-        return super().__getattr__(name) if found is None else found
+    def __getattr__(self: Any, name: str, given: Any = None) -> Any:
+        given = vars(self) if given is None else given
+        found = _configured(given.get("pretrained_model_name_or_path", given.get("0")), name)
+        return Unknown.__getattr__(self, name) if found is None else found
 
 
 def passes(first: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A wrapper that returns what it gets."""
     return next(iter(kwargs.values()), None) if first is None else first
 
 
@@ -272,20 +268,18 @@ def wraps(path: str, *more: Any, into: str = "") -> Any:
     return wrap
 
 
-def _class_name(path: str, model: Any) -> str:
-    """The name of the class that an Auto class makes of a model."""
-    task, found = path.partition(".AutoModel")[2], _configured(model, "architectures") or [""]
-    known = str(found[0]) if task and found[0].endswith(task) else ""
-    return known or str(Unknown(f"the class of {model}"))
-
-
 def _loader(how: str, names: str, *more: Any) -> Any:
     def load(cls: Any, *args: Any, **kwargs: Any) -> Any:
         given = named(names, args, kwargs)
         if ".Auto" in vars(cls).get("_path", ""):
-            of = cls._path, given.get("pretrained_model_name_or_path")
-            body = {**vars(cls), "_named": lambda: _class_name(*of)}
-            cls = type(cls)("", (cls,), body)
+            task = cls._path.rpartition("AutoModel")[2]
+            of = given.get("pretrained_model_name_or_path")
+
+            def named_as() -> str:
+                known = (_configured(of, "architectures") or [""])[0]
+                return known if task and known.endswith(task) else str(Unknown(f"class of {of}"))
+
+            cls = type(cls)("", (cls,), {**vars(cls), "_named": named_as})
         model = Thing.__new__(cls)
         given = {name: as_now(value) for name, value in given.items()}
         note = Note(f"{cls._path}.{how}", where(), () if names else args, given)

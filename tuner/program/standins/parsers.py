@@ -264,11 +264,11 @@ def _called(function: Any, words: list[str], kind: Any) -> Any:
             parser.add_argument(*dict.fromkeys(no), dest=name, action="store_const", const=False)
     found, rest = parser.parse_known_args(words)
     values, more = vars(found), [word for word in rest if word[:1] != "-"]
-    is_more = len(rest) > len(more)
+    options = rest[len(more) :]
     for name in [name for name in parameters if name not in values][: len(more)]:
         values[name] = kind(parameters[name].annotation).get("type", str)(more.pop(0))
     for name, each in parameters.items():
-        if more or is_more or isinstance(each.default, Absent):  # typer.Option(...)
+        if more or options or isinstance(each.default, Absent):  # typer.Option(...)
             values.setdefault(name, Unknown(name))
     return function(**values)
 

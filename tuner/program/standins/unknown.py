@@ -119,8 +119,7 @@ _BALANCED = [sum(1 << bit for bit in bits) for bits in combinations(range(6), 3)
 """Answers of six seeds to one question: as often yes as no."""
 
 
-_NUMBER = re.compile(r"(?<=.) \d+>")
-"""The end of the text of an unknown value, which differs with the seed."""
+_NUMBER = re.compile(r"(?<=.) \d+>")  # ends the text of an unknown value
 
 
 class Oracle:
