@@ -96,7 +96,7 @@ def _after(code: types.CodeType) -> dict[int, Any]:
 
 def _decorates(frame: Any, decorated: Any) -> bool:
     """True for a call whose result is stored under the name of what it got."""
-    after = frame and _after(frame.f_code).get(frame.f_lasti)
+    after: Any = frame and _after(frame.f_code).get(frame.f_lasti)
     while after and after.opname in ("CALL", "PRECALL"):
         after = _after(frame.f_code).get(after.offset)
     return bool(after) and after.opname[:6] == "STORE_" and after.argval == decorated.__name__
