@@ -331,6 +331,20 @@ def test_a_star_gives_what_the_program_never_makes_itself(tmp_path):
     assert (plan.configuration["max_length"], plan.notes) == (64, ())
 
 
+def test_a_collator_that_pads_says_the_length_of_rows(tmp_path):
+    text = "from transformers import DataCollatorForSeq2Seq as Collator\n" + TRAINER
+    padded = "({}), data_collator=Collator(tokenizer, padding='max_length', max_length=768))"
+    text = text.replace("({}))", padded).format("", "", "")
+    assert planned(tmp_path, text).configuration["max_length"] == 768
+
+
+def test_a_model_made_of_a_configuration_has_the_shapes_that_are_set(tmp_path):
+    text = "from transformers import AutoConfig\nconfig = AutoConfig.from_pretrained('gpt2')\n"
+    made = TRAINER.replace('from_pretrained("tiny-llama-3m", {})', "from_config(config)")
+    made = "config.num_hidden_layers = 4\n" + made.format("", "")
+    assert "sets num_hidden_layers, and the model has other" in refusals(tmp_path, text + made)
+
+
 def test_ligers_kernels_are_predicted_where_they_are_known(tmp_path):
     plan = planned(tmp_path, SFT.format("use_liger_kernel=True", ""))
     assert knobs(plan, "liger", "loss") == (True, "chunked")
@@ -340,6 +354,9 @@ def test_ligers_kernels_are_predicted_where_they_are_known(tmp_path):
     plan = planned(tmp_path, other)
     assert knobs(plan, "liger", "loss") == (False, "transformers")
     assert any("Liger's kernels of this model" in text for text in plan.at_most)
+    own = TRAINER.format("", "", "").replace("AutoModelFor", "liger.AutoLigerKernelFor")
+    own = planned(tmp_path, f"import liger_kernel.transformers as liger\n{own}")
+    assert knobs(own, "liger", "loss") == (True, "liger")
     some = "use_liger_kernel=True, liger_kernel_config={'rope': False}"
     plan = planned(tmp_path, SFT.format(some, ""))
     assert "liger" not in plan.configuration

@@ -202,6 +202,8 @@ def test_the_rows_of_a_trainer_have_the_length_of_their_own_call(tmp_path):
     [
         ("fire", "fire.Fire({'train': main})", "train 3 --model={} --packing"),
         ("typer", "typer.run(main)", "--batch=3 --model {} --packing"),
+        ("tyro", "tyro.cli(main)", "--batch 3 --model {} --packing"),
+        ("jsonargparse", "jsonargparse.CLI(main)", "--batch 3 --model {} --packing true"),
         (
             "omegaconf",
             "c = omegaconf.OmegaConf\nmain(**c.merge(c.create({'batch': 2}), c.from_cli()))",

@@ -74,6 +74,35 @@ def test_a_value_that_differs_with_the_answers_is_unknown_with_its_lines():
     assert [each["where"]["line"] for each in found.asked] == [4]
 
 
+def test_of_several_lines_that_ask_only_the_one_that_decides_is_told():
+    code = "d = load_dataset('x')\nprint(d.a > 3)\nn = 8 if d.b > 3 else 16\n"
+    (values,) = given(record(program(code + TRAIN.format("max_length=n"))))
+    assert [place["line"] for place in values["max_length"]["where"]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("8 if hasattr(model, 'visual') else 16", None),
+        ("8 if getattr(model.config, 'num_experts', None) is None else 16", None),
+        ("8 if model.config.to_dict().get('x') is None else 16", None),
+        ("8 if 'Llama' in type(other).__name__ else 16", None),
+        ("8 if hasattr(SFTConfig, 'overwrite_output_dir') else 16", 16),
+        # What the catalogue knows.
+        ("8 if 'Qwen3' in type(model).__name__ else 16", 8),
+        ("8 if hasattr(config, 'vision_config') else 16", 16),
+        ("model.config.num_hidden_layers", 36),
+        ("8 if 'Qwen3ForCausalLM' in config.architectures else 16", 8),
+    ],
+)
+def test_what_a_stand_in_makes_up_may_not_be_there(size: str, wanted: int | None):
+    code = "from transformers import AutoConfig, AutoModelForCausalLM as Auto\n"
+    code += "model, other = map(Auto.from_pretrained, ('Qwen/Qwen3-8B', 'a/b'))\n"
+    code += "config = AutoConfig.from_pretrained('Qwen/Qwen3-8B')\n"
+    (values,) = given(record(program(code + TRAIN.format(f"max_length={size}"))))
+    assert values["max_length"] == wanted or (wanted is None and "$unknown" in values["max_length"])
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_what_stands_behind_several_conditions_is_reached(number: int):
     code = "import unknown_library as other\nn = len(load_dataset('x'))\nsize = 8\n"
@@ -197,6 +226,9 @@ def test_a_launcher_sets_the_variables_of_its_first_process():
     words = ("torchrun", "--nnodes", "2", "--nproc-per-node", "4", read.main)
     found = record(replace(read, command=words))
     assert given(found) == [{"run_name": "8", "seed": 0}]
+    code = "from accelerate import Accelerator, PartialState\nn = Accelerator().num_processes\n"
+    read = program(code + TRAIN.format("max_length=n * PartialState().num_processes"))
+    assert given(record(replace(read, command=words))) == [{"max_length": 64}]
 
 
 def test_a_program_that_ends_well_without_training_is_no_error():
@@ -246,6 +278,9 @@ def test_a_program_that_starts_the_training_names_its_command():
         "subprocess.run(['accelerate', 'launch', 'own.py', '--lr', '1'], check=True)"
     )
     with pytest.raises(InputError, match=r"train\.py:6: .* accelerate launch own\.py --lr 1"):
+        record(program(code))
+    code = "import subprocess\nsubprocess.run([os.sys.executable, 'missing.py'])\n"
+    with pytest.raises(InputError, match=r"train\.py:5: .* and there is no missing\.py"):
         record(program(code))
 
 

@@ -7,7 +7,6 @@ import pprint
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
@@ -57,7 +56,13 @@ def export(
     if name == "command":
         body, unsaid = command[0] + "\n", {n: (values[n], why) for n, why in command[1].items()}
     else:
-        body, unsaid = _body(found, settings), chosen.unsaid
+        unsaid = chosen.unsaid
+        body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+        if found.suffix == ".json":
+            body = json.dumps(settings, indent=2) + "\n"
+        elif found.suffix == ".py":
+            parts = [f"{n} = {pprint.pformat(v, sort_dicts=False)}\n" for n, v in settings.items()]
+            body = "\n".join(parts)
     left_out = tuple(f"{n} = {show(value)}: {why}" for n, (value, why) in unsaid.items())
     use = found.use if isinstance(found.use, str) else found.use(settings)
     lines = [title, f"For: {use}", *(["Not representable here:"] if left_out else [])]
@@ -65,15 +70,6 @@ def export(
     if found.suffix in (".yaml", ".py"):  # others have no comments
         body = "".join(f"# {' '.join(line.split(chr(10)))}\n" for line in lines) + "\n" + body
     return Exported(body, left_out)
-
-
-def _body(found: Format, settings: dict[str, Any]) -> str:
-    if found.suffix == ".json":
-        return json.dumps(settings, indent=2) + "\n"
-    if found.suffix == ".py":
-        parts = settings.items()
-        return "\n".join(f"{n} = {pprint.pformat(part, sort_dicts=False)}\n" for n, part in parts)
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
 
 
 def command_line(flags: Mapping[str, KnobValue]) -> str:

@@ -196,20 +196,15 @@ def runnable(program: Program) -> Iterator[list[str]]:
                 replaced[os.path.realpath(main.path)] = _copy(main, folder / "module")
             starts[program.main] = _start(program, main, replaced, folder / "start")
         words = {word: copied[word] for word in copied if word not in inside} | starts
-        yield _with_copies(program, words)
+        named = ((word, file_in(word)) for word in program.command)
+        command = [w.removesuffix(name) + words[name] if name in words else w for w, name in named]
+        if program.is_module and program.main in words:
+            del command[program.command.index(program.main) - 1]  # the -m before it
+        yield command
 
 
 def _is_named(program: Program, word: str) -> bool:
     return any(file_in(part) == word for part in program.command)
-
-
-def _with_copies(program: Program, copied: Mapping[str, str]) -> list[str]:
-    named = ((word, file_in(word)) for word in program.command)
-    command = [w.removesuffix(name) + copied[name] if name in copied else w for w, name in named]
-    if program.is_module and program.main in copied:
-        place = program.command.index(program.main)
-        del command[place - 1]  # the -m before it
-    return command
 
 
 def _copy(source: SourceFile, folder: Path) -> str:

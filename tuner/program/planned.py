@@ -282,7 +282,12 @@ class _Planner:
             left_out=tuple(dict.fromkeys([*found.at_most, *left_out])),
             notes=(
                 *findings, *found.notes, *_unsharded(configuration),
-                *_versions(reading.versions),
+                *(
+                    f"{ASSUMES} the defaults of {package} {read} (you have {there})"
+                    for package, read in reading.versions.items()
+                    if (there := releases.installed(package)[1])
+                    and there.split(".")[:2] != read.split(".")[:2]
+                ),
                 *self._other_options(program, _in_own_terms(configuration, planned.sequences)),
             ),
             at_most=tuple(found.at_most),
@@ -545,14 +550,11 @@ def _rounds(knobs: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int]
     return {"grad_accum": asked // at_once}
 
 
-def _unsharded(configuration: Configuration) -> Iterator[str]:
-    accumulates = int(str(configuration.get("grad_accum", 1))) > 1
-    is_sharded = Parallelism.of(configuration).is_sharded
-    if is_sharded and accumulates and not configuration.get(SYNC):
-        yield (
-            f"unsharded gradients stay between micro-steps (no_sync); without: --set {SYNC}=true, "
-            f"in TrainingArguments {WITH_SYNC}"
-        )
+def _unsharded(values: Configuration) -> Iterator[str]:
+    keeps = int(str(values.get("grad_accum", 1))) > 1 and not values.get(SYNC)
+    if keeps and Parallelism.of(values).is_sharded:
+        how = f"--set {SYNC}=true, in TrainingArguments {WITH_SYNC}"
+        yield f"unsharded gradients stay between micro-steps (no_sync); without: {how}"
 
 
 @contextlib.contextmanager
@@ -717,15 +719,6 @@ def _configuration(knobs: Mapping[str, Any]) -> Configuration:
         raise InputError("the program has values that cannot be predicted", problems=problems)
     size, rounds = int(str(values["micro_batch"])), int(str(values["grad_accum"]))
     return Configuration({**values, "effective_batch": size * rounds * gpus_per_trial(values)})
-
-
-def _versions(held: Mapping[str, str]) -> list[str]:
-    return [
-        f"{ASSUMES} the defaults of {package} {read} (you have {installed})"
-        for package, read in held.items()
-        if (installed := releases.installed(package)[1])
-        and installed.split(".")[:2] != read.split(".")[:2]
-    ]
 
 
 def _takes_images(model: str) -> bool:

@@ -31,6 +31,7 @@ from tuner.program.program import Program, read_program
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
+from tuner.space.models.catalogue import entry_like
 
 SECONDS = 10.0
 MEMORY_BYTES = 2 * 2**30
@@ -113,18 +114,24 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
         return known[1]
 
     keys: list[str] = []  # that the program takes from a mapping which is unknown
+    configs: dict[str, Any] = {}  # of models that it names
 
     def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}'
-        more = f'{answers}, "keys": {json.dumps(keys)}, {_libraries()}'
+        told = f'"keys": {json.dumps(keys)}, "configs": {json.dumps(configs)}'
+        more = f"{answers}, {told}, {_libraries()}"
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     runs = [run(0)]
-    while (ended := runs[0]["ended"]) and not runs[0]["trainings"] and not runs[0]["loops"]:
-        lacking = _KEY_ERROR.match(ended["text"])
-        if lacking is None or lacking[1] in keys or len(keys) == _MOST_KEYS:
+    while True:
+        fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
+        lacking = _KEY_ERROR.findall(runs[0]["ended"]["text"]) if fails else []
+        named = {name: entry_like(name) for name in runs[0].get("models", ())}
+        new = {n: {**entry.config} for n, entry in named.items() if entry and n not in configs}
+        if not new and (not {*lacking} - {*keys} or len(keys) >= _MOST_KEYS):
             break
-        keys.append(lacking[1])
+        keys += lacking
+        configs |= new
         runs = [run(0)]
     is_late = (runs[0]["ended"] or {}).get("kind") == "time"
     if not is_late or runs[0]["trainings"]:  # a loop of one's own that takes its time
@@ -286,11 +293,9 @@ def _run(request: str, seconds: float, folder: Path, given: Mapping[str, str]) -
 
 def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
     """One record of several runs: what differs between them is unknown."""
-    asked = _unique(each for run in runs for each in run["asked"])
     # An answer with which the program fails is no answer that it gets.
     good = [run for run in runs if _ends_well(run)]
     some = good or [run for run in runs if run["trainings"] or run["loops"]] or [runs[0]]
-    lines = _unique(each["where"] for each in asked if each["where"])
     found: dict[str, Any] = {
         n: _unique(each for run in some for each in run[n]) for n in _LISTS[3:]
     }
@@ -298,44 +303,58 @@ def join(runs: Sequence[Mapping[str, Any]]) -> Recorded:
         passes = loop["rounds"]  # the rest of an epoch may be a step of its own
         loop["rounds"] = max(passes, key=lambda each: (passes.count(each), each), default=None)
     for name in ("trainings", "loops"):
-        found[name] = _joined_by_place([run[name] for run in some], lines)
+        found[name] = _joined_by_place([run[name] for run in some], some)
     ended = next((run["ended"] for run in some if run["ended"]), None)
-    return Recorded(**{**found, "asked": asked}, ended=ended)
+    found["asked"] = _unique(each for run in runs for each in run["asked"])
+    return Recorded(**found, ended=ended)
 
 
 def _unique(values: Iterable[Any]) -> list[Any]:
     return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
 
-def _joined_by_place(runs: Sequence[Any], lines: list[Any]) -> list[dict[str, Any]]:
+def _deciding(values: Sequence[Any], runs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The lines of the questions whose answers tell the values of these runs apart; else of all."""
+    answers = [{str(what)[:200]: its for what, _, its in run.get("branches", ())} for run in runs]
+    texts = [json.dumps(value, sort_keys=True) for value in values]
+    lines = {one["what"]: one["where"] for run in runs for one in run["asked"] if one["where"]}
+    pairs = {what: {*zip((its.get(what) for its in answers), texts, strict=True)} for what in lines}
+    alone = [w for w, found in pairs.items() if len({its for its, _ in found}) == len(found)]
+    return _unique(map(lines.get, alone or lines))
+
+
+def _joined_by_place(lists: Sequence[Any], runs: Sequence[Any]) -> list[dict[str, Any]]:
     """The trainings of all runs; those of one line belong together, in their order."""
-    places: dict[object, list[Any]] = {}
-    for run in runs:
+    places: dict[object, dict[int, Any]] = {}
+    for index, rows in enumerate(lists):
         seen: list[str] = []
-        for each in run:
+        for each in rows:
             made = each.get("trainer", each)
             made = made.get("$object", made) if isinstance(made, dict) else {"class": made}
             seen.append(json.dumps((made.get("class"), made.get("where"))))
-            places.setdefault((seen[-1], seen.count(seen[-1])), []).append(each)
-    return [
-        {**_joined(same, lines), **({"unsure": lines} if len(same) < len(runs) else {})}
-        for same in places.values()
-    ]
+            places.setdefault((seen[-1], seen.count(seen[-1])), {})[index] = each
+    found = []
+    for same in places.values():
+        found.append(_joined([*same.values()], [runs[index] for index in same]))
+        if len(same) < len(runs):
+            happens = [index in same for index in range(len(runs))]
+            found[-1] = {**found[-1], "unsure": _deciding(happens, runs)}
+    return found
 
 
 _MISSING = {"$missing": True}
 
 
-def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
+def _joined(values: Sequence[Any], runs: Sequence[Mapping[str, Any]], name: str = "") -> Any:
     """The value that all runs agree in; else what they agree in of it, and the rest unknown."""
     first = values[0]
     if name == "where" or len(_unique(values)) == 1:  # 1 is not True
         return first
     if all(isinstance(value, list) for value in values):
         if name == "calls":
-            return _joined_by_place(values, lines)
+            return _joined_by_place(values, runs)
         if len({len(value) for value in values}) == 1:
-            return [_joined(one, lines) for one in zip(*values, strict=True)]
+            return [_joined(one, runs) for one in zip(*values, strict=True)]
     known = [value for value in values if isinstance(value, dict) and "$unknown" in value]
     # Only objects of the same class have settings that can be compared.
     if not known and all(isinstance(value, dict) and value != _MISSING for value in values):
@@ -345,12 +364,12 @@ def _joined(values: Sequence[Any], lines: list[Any], name: str = "") -> Any:
             has_lines = name == "assigned"  # a value, and the line that sets it
             lacks = {k: [_MISSING, v[1]] if has_lines else _MISSING for k, v in keys.items()}
             below = {k: [v.get(k, lacks[k]) for v in values] for k in keys}
-            found = {k: _joined(v, lines, name if k[0] == "$" else k) for k, v in below.items()}
+            found = {k: _joined(v, runs, name if k[0] == "$" else k) for k, v in below.items()}
             one = found.get("$object", found)  # of several classes it is unknown
             return one if "$unknown" in one else found
     what = known[0]["$unknown"] if known else f"{name or 'value'} differs with the answers"
     own = [place for value in known for place in value["where"]]
-    return {"$unknown": what, "where": _unique([*own, *lines])}
+    return {"$unknown": what, "where": _unique([*own, *_deciding(values, runs)])}
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -394,8 +413,10 @@ def _started(program: Program, dropped: Mapping[str, Any]) -> InputError | None:
         started = read_program(words, program.folder, is_run=False)
     except TunerError:
         return None
-    if not (started.main or started.shell or started.trainer):
+    lost = [w for w in words if w.endswith(".py") and not (program.folder / w).exists()]
+    if not (started.main or started.shell or started.trainer or lost):
         return None
+    lacks = f", and there is no {lost[0]}" if lost else ""
     where = Places(program).at(dropped["where"])
-    text = f"the training is another program, which this one starts: {shlex.join(words)}"
+    text = f"the training is another program, which this one starts: {shlex.join(words)}{lacks}"
     return InputError(f"{where}: {text}", hint="name that command after --")

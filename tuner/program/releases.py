@@ -163,7 +163,8 @@ def exports(folders: Folders = ()) -> dict[str, dict[str, str]]:
         files = [*folder.glob(f"{inside}__init__.py"), folder / "__init__.py"] if folder else ()
         for path in files:
             module = ".".join((name, *path.parent.relative_to(folder or "").parts))
-            words = re.findall(r"\b[A-Z]\w+", path.read_text(encoding="utf-8"))
+            begin = "A-Za-z" if name == "trl" else "A-Z"
+            words = re.findall(rf"\b[{begin}]\w+", path.read_text(encoding="utf-8"))
             found.setdefault(name, {}).update(dict.fromkeys(words, module))
         for path in folder.glob("models/*/") if folder and name == "transformers" else ():
             found[name][f"{path.name.replace('_', '')}*"] = name

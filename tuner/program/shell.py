@@ -106,17 +106,12 @@ def _joined(one: Started, other: Started) -> Started:
         texts = (run.files.get(path, "").splitlines() for run in (one, other))
         lines = itertools.zip_longest(*texts, fillvalue="")
         files[path] = "\n".join(x if x == y else same([x, y]) + _SKIPPED for x, y in lines)
-    return replace(one, words=_known(one.words, other.words), files=files)
-
-
-def _known(words: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """The words that are the same in both runs; those that differ say that they are unknown."""
-    found = []
-    for word, other in itertools.zip_longest(words, others[: len(words)]):
+    words = []
+    for word, its in itertools.zip_longest(one.words, other.words[: len(one.words)]):
         option = word[: word.find("=") + 1] if word.startswith("-") else ""
         unknown = f"{option}{MARK} {word[len(option) :]} follows from a command that isn't run>"
-        found.append(word if word == other or MARK in word else unknown)
-    return tuple(found)
+        words.append(word if word == its or MARK in word else unknown)
+    return replace(one, words=tuple(words), files=files)
 
 
 def _once(

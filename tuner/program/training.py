@@ -300,7 +300,7 @@ class _Reader:
 
         What a configuration gets once the model is loaded changes no weights.
         """
-        is_own, problems = _is_own(model), loaded.found.problems
+        problems = loaded.found.problems
         for one in (config or {}, {**model, "assigned": {}}):
             at = one.get("where")
             told = {name: [value, at] for name, value in (one.get("given") or {}).items()}
@@ -308,7 +308,7 @@ class _Reader:
                 where = self.places.at(line)
                 if name in _ATTENTION:
                     loaded.values[_ATTENTION[0]] = self._argument(value, where)
-                elif _SHAPES.fullmatch(name) and not is_own:
+                elif _SHAPES.fullmatch(name):
                     how = "save its configuration with config.save_pretrained(FOLDER) and pass"
                     text = f"sets {name}, and the model has other shapes: {how} --model FOLDER"
                     problems.append(Undecided(text, where, "model"))

@@ -6,7 +6,6 @@ readers of the trainers that take it: they know whether it has an effect on memo
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections.abc import Mapping
@@ -169,7 +168,10 @@ class _Reader:
     def _ask(self, name: str, value: Any, said: str) -> None:
         answer = _answer(name, show(value))
         if answer is None:
-            self.errors.append(unknown("parameter", name, self.terms, spellings=_names()))
+            from tuner.program.releases import names_of
+
+            names = frozenset(NO_EFFECT).union(*(names_of(of) or () for *_, of in _ASKED))
+            self.errors.append(unknown("parameter", name, self.terms, spellings=names))
         elif answer:
             self.errors.append(InputError(f"{said} is not modelled", hint=answer))
         else:
@@ -205,14 +207,6 @@ def _truth(value: Any) -> bool | None:
     """True or false for the value of a switch, else None: also bf16=auto and load_in_4bit=none."""
     text = show(value).lower()
     return text == "auto" if text in ("auto", "none", "null") else truth(text)
-
-
-@functools.cache
-def _names() -> frozenset[str]:
-    """Every name that some trainer takes."""
-    from tuner.program.releases import names_of
-
-    return frozenset(NO_EFFECT).union(*(names_of(name) or () for *_, name in _ASKED))
 
 
 def _answer(name: str, text: str) -> str | None:

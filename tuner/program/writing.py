@@ -200,19 +200,6 @@ def _only(knob: str, when: str, *values: KnobValue) -> Callable[[SettingsReader]
     return spelled
 
 
-def _reentrance(chosen: SettingsReader) -> Settings | None:
-    reentrant = bool(chosen.get("use_reentrant"))  # as the workload; the ways keep other tensors
-    return {"use_reentrant": reentrant} if chosen.get("gradient_checkpointing") else None
-
-
-def _targets(chosen: SettingsReader) -> str | list[str] | None:
-    """The modules that get an adapter, as peft takes them."""
-    names = chosen.get("lora_targets")
-    if not isinstance(names, tuple):
-        return None
-    return "all-linear" if names == ("all-linear",) else list(names)
-
-
 _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
     "bf16": lambda chosen: chosen.text("mixed_precision") == "bf16",
     "fp16": lambda chosen: chosen.text("mixed_precision") == "fp16",
@@ -225,9 +212,20 @@ _SPELLED: Mapping[str, Callable[[SettingsReader], Any]] = {
     "dataloader_prefetch_factor": _only("prefetch_factor", "num_workers"),
     "dataloader_persistent_workers": _only("persistent_workers", "num_workers"),
     "deepspeed": _deepspeed,
-    "gradient_checkpointing_kwargs": _reentrance,
+    # As the workload; the ways keep other tensors.
+    "gradient_checkpointing_kwargs": lambda chosen: (
+        {"use_reentrant": bool(chosen.get("use_reentrant"))}
+        if chosen.get("gradient_checkpointing")
+        else None
+    ),
     "optim": single_optimizer,
-    "target_modules": _targets,
+    "target_modules": lambda chosen: (
+        "all-linear"
+        if (names := chosen.get("lora_targets")) == ("all-linear",)
+        else list(names)
+        if isinstance(names, tuple)
+        else None
+    ),
 }
 """By name: how tools spell a value otherwise than tuner does."""
 

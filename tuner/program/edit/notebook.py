@@ -108,7 +108,10 @@ def code_cells(text: str, file: str) -> Iterator[_Cell]:
     """The code cells in their order; each text ends with a line break."""
     try:
         cells = _Decoder().decode(text.removeprefix("\ufeff"))["cells"]
-        sources = [_strings(cell["source"]) for cell in cells]
+        given = [s if isinstance(s := cell["source"], list) else [s] for cell in cells]
+        sources = [[part for part in parts if isinstance(part, _Text)] for parts in given]
+        if [*map(len, sources)] != [*map(len, given)]:
+            raise TypeError("not text")
         is_code = [cell.get("cell_type") == "code" for cell in cells]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{file} is not a Jupyter notebook of version 4") from None
@@ -129,14 +132,6 @@ def code_cells(text: str, file: str) -> Iterator[_Cell]:
             raise InputError(f"{file}: the source of cell {number} is not plain text")
         end, kept = before + parts[-1].span[1], _without_magic(source)
         yield _Cell(number, kept + "\n", (*starts, end, end), _as_run(source, kept) + "\n")
-
-
-def _strings(source: object) -> list[_Text]:
-    given = source if isinstance(source, list) else [source]
-    parts = [part for part in given if isinstance(part, _Text)]
-    if len(parts) != len(given):
-        raise TypeError("not text")
-    return parts
 
 
 class _Text(str):

@@ -82,7 +82,10 @@ class Location:
         if value == _ALL_LINEAR:  # a word of peft's, no list of one name
             value = _ALL_LINEAR[0]
         if isinstance(value, tuple):
-            return self._list(value)
+            if self.kind != "list":
+                raise self._kept("a list")
+            texts = [self._text(item, self.quote) for item in value]
+            return f"{self.raw[0]}{', '.join(texts)}{self.raw[-1]}"
         if isinstance(value, bool):
             return self._boolean(value)
         if isinstance(value, int | float):
@@ -95,12 +98,6 @@ class Location:
         """The reason why a value of another kind is not written."""
         text = f"says {self.raw or 'nothing'}, kept: {other} can't take its place"
         return NotWritableError(text)
-
-    def _list(self, items: tuple[str, ...]) -> str:
-        if self.kind != "list":
-            raise self._kept("a list")
-        texts = [self._text(item, self.quote) for item in items]
-        return f"{self.raw[0]}{', '.join(texts)}{self.raw[-1]}"
 
     def _boolean(self, value: bool) -> str:
         if self.value is not None and not isinstance(self.value, bool):

@@ -92,10 +92,6 @@ class PythonText:
         breaks = [match.end() for match in re.finditer(r"\r\n|\r|\n", text)]
         self._line_starts = [len(text) - len(source), *breaks]
 
-    def line_of(self, index: int) -> int:
-        """The number of the line that character `index` stands in."""
-        return bisect.bisect_right(self._line_starts, index)
-
     def span(self, node: ast.AST) -> tuple[int, int]:
         """The characters from `start` to `end` that a node is written in."""
         start = self._index(node.lineno, node.col_offset)  # type: ignore[attr-defined]
@@ -245,7 +241,7 @@ class _Walk(PythonText):
         start, end = self.span(node)
         raw = self.text[start:end]
         return Location(
-            path, self.line_of(start), start, end, raw, "python",
+            path, bisect.bisect_right(self._line_starts, start), start, end, raw, "python",
             quote="'" if raw.endswith("'") else '"', problem=problem, names=at.names,
         )  # fmt: skip
 

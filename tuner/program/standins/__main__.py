@@ -15,11 +15,12 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from tuner.program.standins import NOT_INSTALLED, guard, libraries, record
+from tuner.program.standins import NOT_INSTALLED, configs, guard, libraries, models, record
 from tuner.program.standins.files import opened
 from tuner.program.standins.unknown import (
     ABSENT,
     KEYS,
+    MAY_BE_NONE,
     ORACLE,
     Note,
     Text,
@@ -28,7 +29,7 @@ from tuner.program.standins.unknown import (
     place,
 )
 
-_lock = threading.Lock()
+_lock, _MISSING = threading.Lock(), object()
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def run(request: dict[str, Any]) -> dict[str, Any] | None:
     # Lets an `Unknown` into JSON and regular expressions, which are written in C.
     time.sleep = lambda seconds: None
     builtins.getattr, builtins.setattr, builtins.hasattr = _attribute, _set, _has
-    builtins.__dict__["__softly__"] = _softly  # of `_softened` programs
+    builtins.__dict__.update(__softly__=_softly, __none__=_none)  # of `_softened` programs
     SourceFileLoader.get_code = _code  # type: ignore[assignment,method-assign]
     own, encoded = json.JSONEncoder.default, os.environ.encodevalue
     json.JSONEncoder.default = lambda self, value: (  # type: ignore[assignment,method-assign]
@@ -192,31 +193,49 @@ def _code(self: Any, name: str, own: Any = SourceFileLoader.get_code) -> Any:
 
 
 def _softened(text: Any, name: str) -> Any:
-    """The program's tree, which calls each method `softly`."""
+    """The program's tree, which calls each method `softly`, and asks for what may be None."""
     import ast
+
+    def through(function: str, node: Any) -> Any:
+        made = ast.Call(ast.Name(function, ast.Load()), [node], [])
+        return ast.fix_missing_locations(ast.copy_location(made, node))
 
     tree = ast.parse(text, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            made = ast.Call(ast.Name("__softly__", ast.Load()), [node.func], [])
-            node.func = ast.fix_missing_locations(ast.copy_location(made, node.func))
+            node.func = through("__softly__", node.func)
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            is_asked = ast.unparse(node.comparators[0]) == "None"
+            node.left = through("__none__", node.left) if is_asked else node.left
     return tree
 
 
+def _none(value: Any) -> Any:
+    """The value that a line compares with None; the oracle says if what was read is that."""
+    is_read = type(value) is Unknown and value._is_read
+    return None if is_read and ORACLE.truth(f"{value._what} is None") else value
+
+
 def _attribute(value: Any, name: Any, *default: Any, get: Any = getattr) -> Any:
-    """`getattr`, also of a name that is unknown."""
+    """`getattr`, also of a name that is unknown; whether one that is made up is there is asked."""
     if not isinstance(name, (Unknown, Text)):
-        return get(value, name, *default)
+        made = get(value, name, *default)
+        is_made_up = type(made) in (Unknown, models.Part) and made._what.endswith(f".{name}")
+        if default and is_made_up and isinstance(value, configs.ConfigMeta) and not value._open:
+            return default[0]  # no field of the class
+        of_release = isinstance(value, (type, types.ModuleType))
+        asks = default and is_made_up and name not in MAY_BE_NONE and not of_release
+        missing = asks and not ORACLE.truth(f"{getattr(value, '_what', value)} has {name}")
+        return default[0] if missing else made
     module: Any = sys.modules.get("transformers")
     if value is module is not None:  # one of its models, as a config names it
         return module.PreTrainedModel
     return Unknown(f"getattr(..., {getattr(name, '_what', name)})")
 
 
-def _has(value: Any, name: Any, has: Any = hasattr) -> bool:
+def _has(value: Any, name: Any) -> bool:
     """`hasattr`, also of a name that is unknown."""
-    is_known = not isinstance(name, (Unknown, Text))
-    return bool(has(value, name) if is_known else _attribute(value, name))
+    return _attribute(value, name, _MISSING) is not _MISSING
 
 
 def _set(value: Any, name: Any, new: Any, put: Any = setattr) -> None:
@@ -254,6 +273,7 @@ def _write(out: int, ended: dict[str, Any] | None) -> None:
             "branches": list(ORACLE.branches),
             "numbers": list(ORACLE.numbers.values()),
             "ended": ended,
+            "models": list(models.NAMED),
             "files": [path for path in texts if not is_library(path)],
             "standins": list(record.STANDINS),
             "absent": list(ABSENT),

@@ -57,11 +57,9 @@ class _Fields:
 
 class ConfigMeta(Meta):
     def __getattr__(cls, name: str) -> Any:
-        """A default, as dataclasses have it; a name of an older release isn't there."""
+        """A default, as dataclasses have it."""
         if cls._known and "default" in (told := cls._fields.get(name, {})):
             return revived(told["default"])
-        if name in RENAMED and not cls._open:
-            raise AttributeError(name)
         return super().__getattr__(name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -24,9 +24,8 @@ from tuner.program.standins.unknown import (
 )
 
 ROWS = 64  # batches that a loader has where nothing tells
-CURRENT: list[
-    Any
-] = []  # the loader of the last batch; 1 after a backward pass of it, 0 after a step
+# The loader of the last batch; 1 after a backward pass of it, 0 after a step.
+CURRENT: list[Any] = []
 _CALLED: dict[Any, Note] = {}  # lengths of calls of tokenizers outside of functions of rows
 _LIMITS: dict[Any, Note] = {}  # lengths that tokenizers cut to where a call gives none
 _ROWS: dict[Any, Note] = {}  # lengths that mapped functions cut rows to
@@ -228,6 +227,9 @@ CALLS.update(dict.fromkeys(("map", "with_transform", "set_transform"), _mapped))
 def tokenized(rows: Any, collator: Any, others: Any) -> list[Note]:
     """The lengths of the rows of a trainer, and the tokens that were added."""
     own = _length(*tried(collator, [Unknown("row")]), many=True)
+    padded = getattr(collator, "_note", None)  # a library's
+    if padded is not None and padded.given.get("padding") == "max_length":
+        own = padded if padded.given.get("max_length") else own
     if own is None and (item := getattr(type(rows), "__getitem__", None)) is not None:
         own = _length(*tried(item, rows, 0), many=False)
     if own is None and (each := getattr(type(rows), "__iter__", None)) is not None:

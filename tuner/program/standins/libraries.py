@@ -51,7 +51,8 @@ FIXED: dict[str, Any] = {}
 """Stand-ins with a meaning of their own, by path or by library and last name."""
 PARENTS: set[str] = set()
 PARSERS = """transformers.HfArgumentParser trl.TrlParser trl.get_peft_config
-trl.get_quantization_config fire.Fire typer.run typer.Typer omegaconf.OmegaConf"""
+trl.get_quantization_config fire.Fire omegaconf.OmegaConf typer.run tyro.cli
+jsonargparse.CLI jsonargparse.auto_cli simple_parsing.parse"""
 _OWN = {
     trainers: "accelerate.Accelerator deepspeed.initialize torch.optim.Optimizer",
     datasets: "torch.utils.data.DataLoader tqdm.tqdm",
@@ -117,6 +118,7 @@ def _known() -> dict[str, Any]:
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
         **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
         **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
+        "accelerate.PartialState": thing("accelerate.PartialState", trainers.Accelerator),
         "torch.dtype": Name,
         **{f"torch.{k}autocast": trainers.Autocast for k in ("", "amp.", "cuda.amp.")},
         "torch.compile": models.compile_model,
@@ -127,7 +129,6 @@ def _known() -> dict[str, Any]:
         prepare.replace("kbit", "int8"): models.wraps(prepare, into="prepared"),  # its older name
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
-        "unsloth.execute_with_time_limit": lambda seconds: lambda function: _late,
         "accelerate.notebook_launcher": trainers.runs(),
         "deepspeed.add_config_arguments": models.passes,
         "torch.tensor": lambda data=None, *args, **kwargs: (
@@ -154,16 +155,6 @@ def _patch(owner: Any, name: str, answer: Any) -> None:
         return own(*args, **how) if made is None else made
 
     setattr(owner, name, call)
-
-
-def _word(parser: Any, action: Any, text: str) -> Any:
-    """A word that follows from a command of a shell script which isn't run has no type."""
-    return Unknown(text[len(MARK) : -1].strip()) if MARK in text else None
-
-
-def _asdict(value: Any) -> Any:
-    known = hasattr(type(value), "__dataclass_fields__") or not isinstance(value, Unknown)
-    return None if known else Unknown("asdict(...)")
 
 
 def _draws(library: Any, generator: Any) -> None:
@@ -209,25 +200,29 @@ def _seed(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
     return seed
 
 
-def _late(*args: Any, **kwargs: Any) -> Any:
-    raise TimeoutError("a time limit of unsloth's")
-
-
 def start(request: dict[str, Any]) -> None:
     GPU.update(request.get("gpu") or {})
     unknown.ROWS.update(request.get("classes") or {})
     RELEASES.update(request.get("releases") or {})
+    models.CONFIGS.update(request.get("configs") or {})
     EXPORTS.update(request.get("exports") or {})
     configs.RENAMED.update(request.get("renamed") or {})
     FIXED.update(_known())
     for path in FIXED:
         while path := path.rpartition(".")[0]:
             PARENTS.add(path)
-    guard.PATCHES["argparse"] = lambda module: _patch(module.ArgumentParser, "_get_value", _word)
+    # A word that follows from a command of a shell script which isn't run has no type.
+    guard.PATCHES["argparse"] = lambda module: _patch(
+        module.ArgumentParser,
+        "_get_value",
+        lambda _, __, text: Unknown(text[len(MARK) : -1].strip()) if MARK in text else None,
+    )
     guard.PATCHES["logging"] = lambda module: _patch(
         module, "_checkLevel", lambda level: 20 if isinstance(level, Unknown) else None
     )
-    guard.PATCHES["dataclasses"] = lambda module: _patch(module, "asdict", _asdict)
+    guard.PATCHES["dataclasses"] = lambda module: _patch(
+        module, "asdict", lambda one: Unknown("asdict(...)") if type(one) is Unknown else None
+    )
     guard.PATCHES["random"] = lambda module: _draws(module, module._inst)
     guard.PATCHES["numpy.random"] = _draws_of_numpy
     sys.meta_path.insert(0, First())
@@ -299,6 +294,8 @@ def _class(path: str, root: str, last: str) -> Any:
         return thing(path, datasets.Tokenizer)
     if root == "peft" and last.startswith("PeftM"):
         return models.peft_class(path)
+    if last.startswith("AutoLigerKernel"):
+        return models.model_class(path)
     if root in SHORT and (
         last.startswith(("AutoModel", "AutoPeft", "Fast"))
         or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
@@ -372,7 +369,7 @@ class Module(types.ModuleType):
 def _home(root: str, name: str) -> str:
     """The module that a name is imported from; "" for one that the release lacks."""
     names = EXPORTS.get(root, {})
-    if name in names or not name[:1].isupper():
+    if name in names or not (name[:1].isupper() or root == "trl"):
         return names.get(name, root)
     begins = name.lower().removeprefix("tf").removeprefix("flax")
     is_model = any(each[-1] == "*" and begins.startswith(each[:-1]) for each in names)

@@ -31,7 +31,22 @@ _MODULES = ["model.embed_tokens", *_LAYERS, "model.norm", "lm_head"]  # of any m
 _ADAPTER = [f"base_model.model.{_LAYERS[0]}.lora_{name}.default" for name in "AB"]
 _FAST = "for_training for_inference patch_peft_model"
 _ANY = ("torch.nn.Module", "transformers.PreTrainedModel")
+_LIGER = "rope rms_norm swiglu geglu cross_entropy fused_linear_cross_entropy layer_norm".split()
 LAST_CALLED: list[Any] = []
+CONFIGS: dict[str, dict[str, Any]] = {}  # of the request, by the models' names
+NAMED: dict[str, None] = {}  # models whose configurations were asked for
+
+
+def _configured(model: Any, name: str) -> Any:
+    """A setting of the configuration of a model by its name; None if it isn't known."""
+    if type(model) is not str:
+        return None
+    NAMED[model] = None
+    found, parts = CONFIGS.get(model, {}), ("text_config", "vision_config", "audio_config")
+    if found and name in parts and name not in found:
+        raise AttributeError(name)
+    value = None if "dtype" in name else found.get(name)  # of the call that loads it
+    return None if isinstance(value, dict) else value
 
 
 def _is_a(model: Any, path: str) -> bool:
@@ -214,7 +229,8 @@ class Part(Unknown):
 
 
 class Config(Part):
-    __getattr__ = Unknown.__getattr__
+    def __getattr__(self, name: str) -> Any:
+        return AutoConfig.__getattr__(self, name, self._model._note.given)
 
 
 class AutoConfig(Holder):
@@ -222,9 +238,13 @@ class AutoConfig(Holder):
 
     _path = "transformers.AutoConfig"
 
+    def __getattr__(self: Any, name: str, given: Any = None) -> Any:
+        given = vars(self) if given is None else given
+        found = _configured(given.get("pretrained_model_name_or_path", given.get("0")), name)
+        return Unknown.__getattr__(self, name) if found is None else found
+
 
 def passes(first: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A wrapper that returns what it gets."""
     return next(iter(kwargs.values()), None) if first is None else first
 
 
@@ -250,9 +270,22 @@ def wraps(path: str, *more: Any, into: str = "") -> Any:
 
 def _loader(how: str, names: str, *more: Any) -> Any:
     def load(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        model, given = Thing.__new__(cls), named(names, args, kwargs)
+        given = named(names, args, kwargs)
+        if ".Auto" in vars(cls).get("_path", ""):
+            task = cls._path.rpartition("AutoModel")[2]
+            of = given.get("pretrained_model_name_or_path")
+
+            def named_as() -> str:
+                known = (_configured(of, "architectures") or [""])[0]
+                return known if task and known.endswith(task) else str(Unknown(f"class of {of}"))
+
+            cls = type(cls)("", (cls,), {**vars(cls), "_named": named_as})
+        model = Thing.__new__(cls)
         given = {name: as_now(value) for name, value in given.items()}
         note = Note(f"{cls._path}.{how}", where(), () if names else args, given)
+        if cls._path.startswith("liger_kernel."):
+            named_ones = {name: note.given.pop(name) for name in _LIGER if name in note.given}
+            note.calls.append(Note("apply_liger_kernel_to_auto", note.where, (), named_ones))
         note.extra["made"] = how
         if "_path" not in vars(cls) and "__init__" in vars(cls):  # the user's own class
             cls.__init__(model, Unknown(f"{cls.__name__}.config"))

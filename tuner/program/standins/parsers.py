@@ -1,4 +1,4 @@
-"""Command lines and settings: parsers of transformers and TRL, and fire, typer and OmegaConf."""
+"""Command lines and settings: parsers of transformers, TRL, fire, tyro and OmegaConf."""
 
 from __future__ import annotations
 
@@ -109,6 +109,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         how = converter(field.type)
         if isinstance(default, list):
             how = {"nargs": "+", "type": str, **how}
+        if default is None and how.get("type") is truth:
+            del how["nargs"], how["const"]  # `--bf16` alone ends with an error
         how |= {"dest": field.name, "default": argparse.SUPPRESS}
         if default is dataclasses.MISSING:
             how |= {"default": False} if is_flag else {"required": True}
@@ -247,33 +249,28 @@ def _literal(text: str) -> Any:
 
 
 def _called(function: Any, words: list[str], kind: Any) -> Any:
-    """Calls a function of the program's with the words of its command line.
+    """Calls a function or class of the program's with the words of its command line.
 
     Where they say more than its parameters have, those that they don't name are unknown.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parameters, defaults = inspect.signature(function, eval_str=True).parameters, {}
+    parameters = inspect.signature(function, eval_str=True).parameters
     for name, each in parameters.items():
-        said = [each.default, *getattr(each.annotation, "__metadata__", ())]
-        options = [one._note.given for one in said if isinstance(one, Absent)]  # typer.Option
-        given = [value for one in options for key, value in one.items() if key.isdigit()]
-        names = [one for one in given if isinstance(one, str) and one[:1] == "-"]
-        named = each.default if not isinstance(each.default, Absent) else given[0]
-        defaults[name] = inspect.Parameter.empty if named is ... else named
-        how = kind(getattr(each.annotation, "__origin__", each.annotation))
+        how = kind(each.annotation)
         words_of = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
-        parser.add_argument(*names or words_of, dest=name, **how)
+        parser.add_argument(*words_of, dest=name, **how)
         if how.get("const") is True:
             no = [f"--no-{word[2:]}" for word in words_of] + [f"--no{name}"]
             parser.add_argument(*dict.fromkeys(no), dest=name, action="store_const", const=False)
     found, rest = parser.parse_known_args(words)
     values, more = vars(found), [word for word in rest if word[:1] != "-"]
+    options = rest[len(more) :]
     for name in [name for name in parameters if name not in values][: len(more)]:
         values[name] = kind(parameters[name].annotation).get("type", str)(more.pop(0))
-    if more or len(rest) != len([word for word in rest if word[:1] != "-"]):
-        defaults = {name: Unknown(name) for name in defaults}
-    known = {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty}
-    return function(**{**known, **values})
+    for name, each in parameters.items():
+        if more or options or isinstance(each.default, Absent):  # typer.Option(...)
+            values.setdefault(name, Unknown(name))
+    return function(**values)
 
 
 def Fire(component: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -286,33 +283,15 @@ def Fire(component: Any = None, *args: Any, **kwargs: Any) -> Any:
     return _called(component, words, lambda _: how)
 
 
-def run(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """`typer.run`."""
-    return _called(function, sys.argv[1:], converter)
+def cli(component: Any = None, *args: Any, **options: Any) -> Any:
+    """`tyro.cli` and its like, of a function or a dataclass."""
+    is_known = inspect.isfunction(component) or dataclasses.is_dataclass(component)
+    if not is_known or "default" in options:
+        return Unknown("cli(...)")
+    return _called(component, sys.argv[1:], converter)
 
 
-class Typer:
-    def __init__(self, **options: Any) -> None:
-        self._commands: dict[str, Any] = {}
-
-    def command(self, name: Any = None, **options: Any) -> Any:
-        def keep(function: Any) -> Any:
-            self._commands[name or function.__name__.replace("_", "-")] = function
-            return function
-
-        return keep
-
-    def callback(self, *args: Any, **options: Any) -> Any:
-        self._commands[""] = None  # so that commands have to be named
-        return lambda function: function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        words = sys.argv[1:]
-        alone = len(self._commands) == 1
-        name = next(iter(self._commands)) if alone else words.pop(0) if words else ""
-        if (function := self._commands.get(name)) is None:
-            return Unknown("typer.Typer()(...)")
-        return _called(function, words, converter)
+run = CLI = auto_cli = parse = cli
 
 
 class Settings(Parameters):
@@ -358,12 +337,6 @@ def _merged(*several: Any) -> Any:
     return made
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list) else value
-
-
 class _OmegaConf(types.SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         return Unknown(f"omegaconf.OmegaConf.{name}")
@@ -378,8 +351,8 @@ OmegaConf = _OmegaConf(
     unsafe_merge=_merged,
     from_dotlist=_dotted,
     from_cli=lambda words=None: _dotted(sys.argv[1:] if words is None else words),
-    to_container=lambda values, *_, **__: _plain(values),
-    to_object=_plain,
+    to_container=lambda values, *_, **__: Settings()._held(values),
+    to_object=Settings()._held,
     is_config=lambda value: isinstance(value, Settings),
     **dict.fromkeys("resolve set_struct register_new_resolver save".split(), lambda *_, **__: None),
 )

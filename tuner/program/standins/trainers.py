@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -311,8 +312,8 @@ class Accelerator(Holder):
 
     is_main_process = is_local_main_process = is_last_process = is_global_zero = True
     process_index = local_process_index = global_rank = local_rank = 0
-    num_processes = world_size = gradient_accumulation_steps = 1
-    mixed_precision = "no"
+    num_processes = world_size = property(lambda self: int(os.environ.get("WORLD_SIZE", "1")))
+    gradient_accumulation_steps, mixed_precision = 1, "no"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import sysconfig
 import types
@@ -15,7 +16,7 @@ import zlib
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, pairwise
 from opcode import opname
 from typing import Any
 
@@ -35,7 +36,7 @@ _PLAIN = set(
 """Libraries that print, repeat or check what a program does, and change no value."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
-_MAY_BE_NONE = set(
+MAY_BE_NONE = set(
     "pad_token _pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split()
 )
 """Whether these are None matters to no memory; nearly every program asks."""
@@ -86,28 +87,18 @@ def place(code: types.CodeType, instruction: int, line: int) -> dict[str, Any]:
 
 
 @cache
-def _instructions(code: types.CodeType) -> dict[int, tuple[Any, ...]]:
-    """Each instruction by its offset, with the two after it."""
+def _after(code: types.CodeType) -> dict[int, Any]:
+    """The instruction after each, by the offset of the first."""
     import dis
 
-    every: list[Any] = [*dis.get_instructions(code), None, None]
-    return {each.offset: (each, *after) for each, *after in zip(every, every[1:], every[2:])}
-
-
-def _is_none_asked(frame: Any) -> bool:
-    """True for a line of the user's that asks `is None` of the attribute that it reads."""
-    if is_library(frame.f_code.co_filename):
-        return False
-    _, after, last = _instructions(frame.f_code)[frame.f_lasti]
-    compares = after.opname == "LOAD_CONST" and after.argval is None and last.opname == "IS_OP"
-    return compares or ("JUMP" in after.opname and "NONE" in after.opname)
+    return {each.offset: after for each, after in pairwise(dis.get_instructions(code))}
 
 
 def _decorates(frame: Any, decorated: Any) -> bool:
     """True for a call whose result is stored under the name of what it got."""
-    after = frame and _instructions(frame.f_code)[frame.f_lasti][1]
+    after: Any = frame and _after(frame.f_code).get(frame.f_lasti)
     while after and after.opname in ("CALL", "PRECALL"):
-        after = _instructions(frame.f_code)[after.offset][1]
+        after = _after(frame.f_code).get(after.offset)
     return bool(after) and after.opname[:6] == "STORE_" and after.argval == decorated.__name__
 
 
@@ -126,6 +117,9 @@ def guarded(frame: Any) -> bool:
 
 _BALANCED = [sum(1 << bit for bit in bits) for bits in combinations(range(6), 3)]
 """Answers of six seeds to one question: as often yes as no."""
+
+
+_NUMBER = re.compile(r"(?<=.) \d+>")  # ends the text of an unknown value
 
 
 class Oracle:
@@ -151,6 +145,7 @@ class Oracle:
         return zlib.crc32(what.encode())
 
     def truth(self, what: str) -> bool:
+        what = _NUMBER.sub(">", what)  # a question is the same for all seeds
         pattern = _BALANCED[self._hash(what) % len(_BALANCED)]
         if self.times[what] > 20:  # a loop that waits for the other answer ends
             return self.times[what] % 2 == 0
@@ -215,14 +210,15 @@ def short(value: object) -> str:
 class Unknown:
     """One value that only the real library knows, by the words that made it.
 
-    `_rows` is the last call that set the length of the rows that it has, if it has some.
+    `_rows` is the last call that set the length of the rows that it has, if it has some, and
+    `_is_read` is true for what was read as an attribute, or with `get`: it may be None.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_at", "_note", "_rows", "_what")
+    __slots__ = ("__dict__", "__weakref__", "_at", "_is_read", "_note", "_rows", "_what")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
-        for name in ("_at", "_note", "_rows"):
+        for name in ("_at", "_is_read", "_note", "_rows"):
             put(self, name, None)
         put(self, "_what", cls.__name__)
         return self
@@ -238,11 +234,9 @@ class Unknown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        what = f"{self._what}.{name}"
-        asked = name not in _MAY_BE_NONE and _is_none_asked(sys._getframe(1))
-        if asked and ORACLE.truth(f"{what} is None"):
-            return None
-        return self.__dict__.setdefault(name, self._child(what))
+        made = self.__dict__.setdefault(name, self._child(f"{self._what}.{name}"))
+        put(made, "_is_read", name not in MAY_BE_NONE)
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         frame, is_absent = users_frame(2), calls_absent(self._what)
@@ -255,7 +249,9 @@ class Unknown:
         rows = (counts := CALLS.get(last)) and counts(self, args, kwargs)
         at = self._at or (frame and (frame.f_code, frame.f_lasti, frame.f_lineno))
         rows = rows if isinstance(rows, Note) else self._rows
-        return Unknown(f"{self._what}(...)"[-200:], at, rows)
+        made = Unknown(f"{self._what}(...)"[-200:], at, rows)
+        put(made, "_is_read", last == "get" and not kwargs and args[1:] in ((), (None,)))
+        return made
 
     def __iter__(self) -> Iterator[Any]:
         if self._what.endswith(".keys()"):
@@ -495,6 +491,12 @@ class Meta(ABCMeta):
         type.__setattr__(cls, name, value)
         if callable(value) and name[0] != "_":
             PATCHED.setdefault(cls, set()).add(name)
+
+    def _name(cls) -> Any:
+        own = vars(cls).get("_named")
+        return own() if own else type.__dict__["__name__"].__get__(cls)
+
+    __name__: Any = property(_name, type.__dict__["__name__"].__set__)
 
     def register(cls, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """An Auto class that learns of a class of the program's."""

@@ -51,7 +51,11 @@ def launch(program: Program, options: dict[str, Any]) -> Launch:
             found.problems.append(Problem(f"{what} is not predicted: {EMULATE}", f"{name}"))
     shared = []
     if is_true(options.get("use_deepspeed")):
-        shared.append(_deepspeed_of(program, options))
+        file, where = options.get("deepspeed_config_file"), "accelerate's deepspeed_config"
+        names = ("offload_optimizer", "offload_param")
+        hosts = {f"{name}.device": options.get(f"{name}_device", "none") for name in names}
+        own = {"stage": int(str(options.get("zero_stage", 2))), **hosts}
+        shared.append(zero_of(program.folder / str(file)) if file else zero_knobs(own, where))
     if is_true(options.get("use_fsdp")):
         fsdp = {n.removeprefix("fsdp_"): v for n, v in options.items() if n.startswith("fsdp_")}
         defaults = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
@@ -76,18 +80,6 @@ def _with_file(program: Program, options: dict[str, Any], launch: Launch) -> dic
     elif values and not own:
         found.setdefault("num_processes", 1)
     return found
-
-
-def _deepspeed_of(
-    program: Program, options: Mapping[str, Any]
-) -> tuple[dict[str, KnobValue], list[Problem]]:
-    file = options.get("deepspeed_config_file")
-    if file is not None:
-        return zero_of(program.folder / str(file))
-    settings = {"stage": int(str(options.get("zero_stage", 2)))}
-    for name in ("offload_optimizer", "offload_param"):
-        settings[f"{name}.device"] = options.get(f"{name}_device", "none")
-    return zero_knobs(settings, "accelerate's deepspeed_config")
 
 
 def _configured(program: Program, named: str | None, launch: Launch) -> dict[str, Any]:
