@@ -43,14 +43,14 @@ class Estimates:
         listed = np.array([point_of(c) for c in configurations], dtype=float)
         self._points, places = np.unique(listed, axis=0, return_inverse=True)
         self._places: NDArray[np.int64] = places.reshape(-1)
-        self._params = [*map(sized.params, self._points)]
+        self._params: list[tuple[int, int]] = [*map(sized.params, self._points)]
         self._accumulation = np.array([grad_accum_of(c) for c in configurations])
         self._live: dict[bool, _Live] = {}
         self._updates = {one: _Update(one) for one in dict.fromkeys(optimizers)}
 
     def params(self, index: int) -> tuple[int, int]:
         """Trainable and total parameters of a configuration."""
-        return self._params[self._places[index]]
+        return self._params[int(self._places[index])]
 
     def memory(self) -> list[Memory]:
         """Peak memory of each configuration on one GPU, as its blocks take it."""
@@ -83,7 +83,7 @@ class Estimates:
 
     def _gradient_bytes(self, index: int) -> list[int]:
         """In the optimizer's order. All parameters that no pass reaches are the last size."""
-        place = self._places[index]
+        place = int(self._places[index])
         itemsizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
         trained = self._sized.parameters(self._points[place])
         sizes = [numel * itemsizes[kind.split()[0]] for numel, kind in trained]

@@ -392,7 +392,7 @@ class Horizon:
         One that comes to it later in the training is set to what it has there.
         """
         # It is asked before each round while one is near: the far ones take a hundred times longer.
-        if any(True for _ in self._coming(steps)):
+        if self._advanced_at == self._done or any(True for _ in self._coming(steps)):
             return True
         coming = sorted(self._coming(self.steps_left or 0), key=lambda one: one[0])
         return any(self._advance(*one) for _, *one in coming)
@@ -412,14 +412,13 @@ class Horizon:
                 total = test.totals.get(name)
                 coming = range(int(value) + by, int(value) + by * most + by, by)
                 at = next((n for n, one in enumerate(coming) if test.is_new(one)), None)
-                is_before_end = at is not None and (total is None or coming[at] <= total)
-                if is_before_end and any(source.left_by(test, self._boundaries)):
+                if at is None or (total is not None and coming[at] > total):
+                    continue
+                if any(source.left_by(test, self._boundaries)):
                     yield at, test, loop, at * by
 
     def _advance(self, test: Test, loop: Any, by: int) -> bool:
         """Add to the counter of a test; false if that is impossible."""
-        if self._advanced_at == self._done:
-            return True
         self._advanced.append(test)
         if not self._is_cut:
             self._look_back(self._done, 1, self._boundaries)
