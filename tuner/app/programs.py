@@ -35,7 +35,7 @@ from tuner.program.trainer import Launch
 from tuner.program.vocabulary import translate
 from tuner.searches.options import Mode
 from tuner.space.load import DEFAULT_WORKLOAD
-from tuner.space.models.catalogue import family_of, get_entry, resolve_config
+from tuner.space.models.catalogue import entry_like, family_of, get_entry, resolve_config
 from tuner.space.models.config_fields import configured_positions
 
 LARGEST_TRIED = {"micro_batch": 1 << 14, "max_length": 1 << 20, "lora_rank": 1 << 12}
@@ -120,7 +120,9 @@ def find_largest(
             ask = _of_model if name == MODEL else _predicted
             try:
                 found[number] = ask(predictions, name, values[number])
-            except InputError as error:
+            except (InputError, UnavailableError) as error:
+                if not found and isinstance(error, UnavailableError):
+                    raise
                 refused[number] = "; ".join(map(str, error.problems)) or error.message
         return number in found and found[number].prediction.fits
 
@@ -156,7 +158,8 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
         return
     most, distance = LARGEST_TRIED[name], _MULTIPLES.get(name, 1)
     if name == "max_length":
-        config = resolve_config(model).get_text_config().to_dict()
+        entry = entry_like(model)  # needs no transformers
+        config = entry.text_config if entry else resolve_config(model).get_text_config().to_dict()
         most = min(most, configured_positions(config) or most)
         distance = min(distance, most)
     yield from range(distance, most + 1, distance)
