@@ -128,21 +128,12 @@ def find_largest(
 
     start = highest(fits, start, len(values))
     value = values[start] if start >= 0 else None
-    following = start + 1
-    changed = None
+    following, changed = start + 1, None
+    next_value = values[following] if following < len(values) else None
     if value is not None and value != own and name != MODEL:
         changed = change(predictions.settings, {name: value})
-    return Largest(
-        name,
-        own,
-        value,
-        found.get(start),
-        values[following] if following < len(values) else None,
-        found.get(following),
-        changed,
-        refused.get(following, ""),
-        predictions.count,
-    )
+    known = (value, found.get(start), next_value, found.get(following), changed)
+    return Largest(name, own, *known, refused.get(following, ""), predictions.count)
 
 
 def _values(name: str, model: str) -> Iterator[KnobValue]:
@@ -216,15 +207,9 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        return ProgramPredictions(
-            program,
-            gpu,
-            self.gpus,
-            parse_margin(self.margin, gpu),
-            model=self.model,
-            given=self.given,
-            examples=self.examples,
-        )
+        margin = parse_margin(self.margin, gpu)
+        how: Any = {"model": self.model, "given": self.given}
+        return ProgramPredictions(program, gpu, self.gpus, margin, examples=self.examples, **how)
 
 
 def check(
@@ -244,7 +229,7 @@ def check(
     of_predictions = (options.model, options.examples)
     if not (options.predict or options.given or any(one is not None for one in of_predictions)):
         try:
-            read = read_program(program)
+            read = read_program(program, is_run=unavailable() is None)
             how = (options.gpus, margin, options.timeout_s, True, options.host_memory_bytes)
             with ProgramRuns(read, gpu, *how) as runs:
                 return check_program(runs, **told)

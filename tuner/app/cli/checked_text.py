@@ -303,12 +303,9 @@ def _print_all(checked: CheckedProgram) -> None:
     """Every number, what it rests on, and the change as a diff that can be applied."""
     found, better = checked.found, checked.suggestion
     of = found if checked.needed is None or checked.needed.fits is None else checked.needed
+    shown = (verdict.ANSWER, verdict.READ_AS, verdict.CHANGE)
     as_it_is = answer_fields(replace(checked, suggestion=None))
-    fields = [
-        field
-        for field in as_it_is
-        if field[0] not in (verdict.ANSWER, verdict.READ_AS, verdict.CHANGE)
-    ]
+    fields = [field for field in as_it_is if field[0] not in shown]
     echo()
     print_fields(verdict.with_details(fields, _details(of, answer_of(found, checked.needed))))
     time = of.time
