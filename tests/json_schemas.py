@@ -33,6 +33,8 @@ ONE_STRUCTURE = tuple(
 EVALUATED = ("--set", "eval_batch=64", "--set", "micro_batch=1")
 COMPILED = ("--set", "torch_compile=true")
 PROGRAM = ("examples/programs/sft.py", "tiny-llama-3m")
+FILE = "tests/programs/axolotl_full.yml"
+"""Sets words and booleans, and no steps."""
 CPU = ("--space", "tiny_cpu", "--gpu", "cpu")
 
 COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -50,6 +52,7 @@ COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
         ("--predict", *TINY[2:], "--no-changes", *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "1GiB", *EVALUATED, *PROGRAM),
         ("--predict", *TINY[2:], "--gpu-memory", "3GiB", *COMPILED, *PROGRAM),
+        ("--predict", *TINY, FILE),
     ),
     "check-all-gpus": (("--predict", *PROGRAM), ("--predict", *COMPILED, *PROGRAM)),
     "check-largest": (
@@ -73,6 +76,9 @@ MAPS = frozenset((
 
 SETTINGS = frozenset({"configuration", "fixed", "values"})
 """Fields of any knobs' values, whichever have one here."""
+
+ANY = frozenset({"value", "arrived"})
+"""Fields of one setting's value, whatever the programs here set."""
 
 VALUE = {
     "type": ["array", "boolean", "null", "number", "string"],
@@ -152,12 +158,14 @@ def printed(name: str, arguments: Sequence[str]) -> Any:
 def schema_of(values: Iterable[Any], *, name: str = "") -> dict[str, Any]:
     """A schema that all of the values meet, and nothing with other fields."""
     known = list(values)
+    if name in ANY:
+        return VALUE
     if name in NOT_HERE and all(value in (None, []) for value in known):
         return NOT_HERE[name]
     types = {TYPES[type(value)] for value in known}
     if name in UNKNOWN_OF_A_PROCESSOR:
         types |= {"null", "number"}
-    if name == "fits":
+    if name in ("fits", "run_time"):
         types |= {"null"}  # unknown
     if {"integer", "number"} <= types:
         types.discard("integer")

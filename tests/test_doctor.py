@@ -11,7 +11,7 @@ from tuner.app.cli import machine
 from tuner.app.cli.machine import _Finding, examine
 from tuner.app.cli.main import run
 from tuner.core import host
-from tuner.core.errors import UnavailableError
+from tuner.core.errors import UnavailableError, install_command
 from tuner.core.records import Outcome, Status
 from tuner.core.units import GIB
 
@@ -74,8 +74,10 @@ def test_libraries_that_are_missing_or_too_old(monkeypatch):
 
     pretend(monkeypatch)
     monkeypatch.setattr(machine.metadata, "version", version)
-    levels = {f.check: (f.level, f.text) for f in examine(print)}
+    findings = list(examine(print))
+    levels = {f.check: (f.level, f.text) for f in findings}
     assert levels["peft"] == ("problem", "not installed")
+    assert install_command("all") in {f.fix for f in findings}
     assert levels["torch"] == ("problem", "2.9.1 is older than 2.11, the oldest that works")
     assert "ray 2.52.0a0+nv26" in levels["libraries"][1]
 

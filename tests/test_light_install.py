@@ -67,8 +67,12 @@ ANSWER = (
     ("spaces",),
     ("spaces", "qlora27b"),
 )
-KEPT = Path("results") / "qwen7b_lora" / "a6000"
 SCRIPT = str(ROOT / "examples" / "programs" / "sft.py")
+ANSWER += tuple(
+    ("check", "--predict", "--gpu", "a6000", "--largest", name, SCRIPT, "qwen3-8b")
+    for name in ("max_length", "lora_rank")  # the largest rank that ships fits
+)
+KEPT = Path("results") / "qwen7b_lora" / "a6000"
 FROM_WHAT_SHIPS = (
     ("check", "--gpu", "rtx4090", SCRIPT, "llama-3.2-1b"),
     ("check", "--gpu", "all", SCRIPT, "llama-3.2-1b"),

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from started import run_python
 
+from tuner.integrations.pull_request import _check
+
 ROOT = Path(__file__).parents[1]
 
 TRAIN = """\
@@ -154,6 +156,14 @@ def test_the_action_checks_the_programs_of_the_base_on_both_commits(tmp_path, re
     asked = (runner.folder / "gh.log").read_text().splitlines()
     assert asked[1] == "api -X POST repos/o/n/issues/7/comments -F body=@tuner.md"
     assert asked[3] == "api -X PATCH https://one -F body=@tuner.md"
+
+
+def test_an_error_is_told_to_its_end(tmp_path):
+    misspelt = TRAIN.replace("batch_size", "batch_sise").replace("LENGTH,", "64,")
+    written(tmp_path, {"train.py": misspelt.replace("from settings import LENGTH\n", "")})
+    code, text = _check(tmp_path, ["--gpu=rtx3060"], ["train.py"])
+    assert code == 2
+    assert text.endswith("did you mean per_device_train_batch_size? (TypeError)")
 
 
 @pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])

@@ -234,13 +234,17 @@ def test_0_is_for_what_trained_and_fits(found: Emulation) -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "said"),
     [
-        "You requested gpu: [0, 1]\n But your machine only has: [0]",
-        "CUDA error: invalid device ordinal\nGPU device may be out of range",
+        ("You requested gpu: [0, 1]\n But your machine only has: [0]", "--gpus N"),
+        ("CUDA error: invalid device ordinal\nGPU device may be out of range", "--gpus N"),
+        (
+            "couldn't connect to 'https://huggingface.co' to load the files",
+            "check --predict` needs",
+        ),
     ],
 )
-def test_a_program_that_wants_more_gpus_is_told_how(capsys, message: str) -> None:
+def test_a_failure_with_a_known_remedy_names_it(capsys, message: str, said: str) -> None:
     error = ProgramError("x.MisconfigurationException", message, "train.py:3")
     print_found(emulation(ended=Ended.ERROR, error=error, exit_status=1), None)
-    assert "More GPUs are emulated with --gpus N" in " ".join(capsys.readouterr().out.split())
+    assert said in " ".join(capsys.readouterr().out.split())

@@ -7,9 +7,12 @@ import pytest
 from results_samples import make_prediction
 
 from tuner.app import checking
-from tuner.core.records import MemoryBudget, Prediction
+from tuner.app.cli.checked_text import change_texts
+from tuner.app.everywhere import _Everywhere, _OnGpu, show_everywhere
+from tuner.core.records import Configuration, MemoryBudget, Prediction
 from tuner.report.terminal.evidence import verdict_text
 from tuner.report.terminal.verdict import difference_lines
+from tuner.space.gpus import get_gpu
 
 GIB = 1 << 30
 BUDGET = MemoryBudget(24 * GIB, GIB)
@@ -56,9 +59,15 @@ class _Runs:
 
 
 @pytest.mark.parametrize(
-    ("high", "step_s", "is_suggested"), [(23, 0.5, True), (25, 0.5, False), (23, 0.95, False)]
-)
-def test_a_faster_change_must_fit_and_be_clearly_faster(high, step_s, is_suggested, monkeypatch):
+    ("high", "step_s", "given", "is_suggested"),
+    [
+        (23, 0.5, (), True), (25, 0.5, (), False), (23, 0.95, (), False),
+        (23, 0.5, ["gradient_checkpointing"], False),
+    ],
+)  # fmt: skip
+def test_a_faster_change_must_fit_be_clearly_faster_and_count(
+    high, step_s, given, is_suggested, monkeypatch
+):
     def found(step_s: float, high: int, checkpointing: bool) -> Any:
         of = prediction(high * GIB)
         settings = {"micro_batch": 1, "gradient_checkpointing": checkpointing}
@@ -71,7 +80,30 @@ def test_a_faster_change_must_fit_and_be_clearly_faster(high, step_s, is_suggest
 
     monkeypatch.setattr(checking, "change", lambda settings, values: SimpleNamespace(values=values))
     runs: Any = _Runs(found(1.0, 23, checkpointing=True), found(step_s, high, checkpointing=False))
+    runs.given = dict.fromkeys(given, True)
     assert (checking.check_program(runs).suggestion is not None) is is_suggested
+
+
+@pytest.mark.parametrize(
+    ("settings", "can_be_older"),
+    [
+        ({"mixed_precision": "fp16"}, True),
+        ({"mixed_precision": "bf16"}, False),
+        ({"mixed_precision": "fp16", "attention": "flash_attention_2"}, False),
+    ],
+)
+def test_a_type_with_room_can_run_the_settings(settings, can_be_older):
+    found: Any = SimpleNamespace(fits=False, budget=BUDGET, settings=settings)
+    checked = checking.CheckedProgram(found, least_bytes=28 * GIB)
+    assert ("v100_32gb_pcie" in change_texts(checked)[1]) is can_be_older
+
+
+def test_types_that_lack_the_same_share_a_note(capsys):
+    gpus = [get_gpu(name) for name in ("t4", "titan_rtx")]
+    answers = tuple(_OnGpu(gpu, None, f"flash on {gpu.name}: too old") for gpu in gpus)
+    found = _Everywhere("qwen3-8b", Configuration({}), answers)
+    show_everywhere(found, verbose=False, as_json=False)
+    assert capsys.readouterr().out.endswith("note    not on t4, titan_rtx: flash: too old\n")
 
 
 def test_every_changed_word_of_a_long_line_is_shown(monkeypatch):

@@ -220,12 +220,12 @@ class _Search:
     @property
     def is_possible(self) -> bool:
         """True if the program has settings to change; notes say which are missing."""
-        settings = self.runs.settings
         for knob in ("micro_batch", "grad_accum"):
-            if settings.can_change(knob):
+            if self._can_change(knob):
                 continue
-            setting = settings.get(knob)
+            setting = self.runs.settings.get(knob)
             why = f"{setting.name} {setting.problem}" if setting else "the program does not set it"
+            why = "--set says it" if knob in self.runs.given else why
             self.notes.append(f"no other {knob} was tried: {why}")
         if self.base.compares:
             self.notes.append(
@@ -241,7 +241,7 @@ class _Search:
     def _sizes(self) -> list[int]:
         """The micro-batches that keep the effective batch, from small to large."""
         knobs = ("micro_batch", "grad_accum")
-        if self.base.compares or not all(map(self.runs.settings.can_change, knobs)):
+        if self.base.compares or not all(map(self._can_change, knobs)):
             return [self.micro_batch] if self.micro_batch else []
         batch = self.micro_batch * self.accumulation
         return [size for size in range(1, batch + 1) if batch % size == 0]
@@ -250,8 +250,12 @@ class _Search:
     def _ways(self) -> list[bool | None]:
         """The ways of checkpointing to try, the program's own first."""
         own = self.checkpointing
-        can = self.runs.settings.can_change("gradient_checkpointing")
-        return [own] if own is None or not can else [own, not own]
+        can = own is not None and self._can_change("gradient_checkpointing")
+        return [own, not own] if can else [own]
+
+    def _can_change(self, knob: str) -> bool:
+        """True if a value in the files counts: one that is given counts more."""
+        return knob not in self.runs.given and self.runs.settings.can_change(knob)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -371,7 +375,7 @@ class _Search:
         """The settings to change; `few` limits accumulation to what peak memory depends on."""
         values: dict[str, KnobValue] = {}
         rounds = self._rounds(size)
-        if few and not self.base.generates and self.runs.settings.can_change("grad_accum"):
+        if few and not self.base.generates and self._can_change("grad_accum"):
             rounds = min(rounds, FEW)
         if size != self.micro_batch:
             values["micro_batch"] = size

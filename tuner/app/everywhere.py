@@ -250,11 +250,15 @@ def _print(found: _Everywhere, *, verbose: bool) -> None:
         (NOTE, f"{len(left)} more types fit: --verbose" if left else ""),
     ]
     for remark in filter(None, dict.fromkeys(answer.remark for answer in found.answers)):
-        names = ", ".join(answer.gpu.id for answer in found.answers if answer.remark == remark)
-        lines.append((NOTE, f"{remark} on {names}"))
-    for reason, is_unknown in dict.fromkeys((each.refused, each.is_unknown) for each in refused):
-        names = ", ".join(answer.gpu.id for answer in refused if answer.refused == reason)
-        lines.append((NOTE, f"{'unknown' if is_unknown else 'not'} on {names}: {reason}"))
+        of = [answer.gpu.id for answer in found.answers if answer.remark == remark]
+        is_of_all = len(of) == number - len(refused)
+        lines.append((NOTE, remark if is_of_all else f"{remark} on {', '.join(of)}"))
+    why: dict[tuple[str, bool], list[str]] = {}
+    for each in refused:
+        reason = each.refused.replace(f" on {each.gpu.name}", "")
+        why.setdefault((reason, each.is_unknown), []).append(each.gpu.id)
+    for (reason, is_unknown), of in why.items():
+        lines.append((NOTE, f"{'unknown' if is_unknown else 'not'} on {', '.join(of)}: {reason}"))
     print_lines(field_lines(lines))
 
 

@@ -35,7 +35,7 @@ from tuner.program.trainer import Launch
 from tuner.program.vocabulary import translate
 from tuner.searches.options import Mode
 from tuner.space.load import DEFAULT_WORKLOAD
-from tuner.space.models.catalogue import family_of, get_entry, resolve_config
+from tuner.space.models.catalogue import entry_like, family_of, get_entry, resolve_config
 from tuner.space.models.config_fields import configured_positions
 
 LARGEST_TRIED = {"micro_batch": 1 << 14, "max_length": 1 << 20, "lora_rank": 1 << 12}
@@ -120,27 +120,20 @@ def find_largest(
             ask = _of_model if name == MODEL else _predicted
             try:
                 found[number] = ask(predictions, name, values[number])
-            except InputError as error:
+            except (InputError, UnavailableError) as error:
+                if not found and isinstance(error, UnavailableError):
+                    raise
                 refused[number] = "; ".join(map(str, error.problems)) or error.message
         return number in found and found[number].prediction.fits
 
     start = highest(fits, start, len(values))
     value = values[start] if start >= 0 else None
-    following = start + 1
-    changed = None
+    following, changed = start + 1, None
+    next_value = values[following] if following < len(values) else None
     if value is not None and value != own and name != MODEL:
         changed = change(predictions.settings, {name: value})
-    return Largest(
-        name,
-        own,
-        value,
-        found.get(start),
-        values[following] if following < len(values) else None,
-        found.get(following),
-        changed,
-        refused.get(following, ""),
-        predictions.count,
-    )
+    known = (value, found.get(start), next_value, found.get(following), changed)
+    return Largest(name, own, *known, refused.get(following, ""), predictions.count)
 
 
 def _values(name: str, model: str) -> Iterator[KnobValue]:
@@ -156,7 +149,8 @@ def _values(name: str, model: str) -> Iterator[KnobValue]:
         return
     most, distance = LARGEST_TRIED[name], _MULTIPLES.get(name, 1)
     if name == "max_length":
-        config = resolve_config(model).get_text_config().to_dict()
+        entry = entry_like(model)  # needs no transformers
+        config = entry.text_config if entry else resolve_config(model).get_text_config().to_dict()
         most = min(most, configured_positions(config) or most)
         distance = min(distance, most)
     yield from range(distance, most + 1, distance)
@@ -213,15 +207,9 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        return ProgramPredictions(
-            program,
-            gpu,
-            self.gpus,
-            parse_margin(self.margin, gpu),
-            model=self.model,
-            given=self.given,
-            examples=self.examples,
-        )
+        margin = parse_margin(self.margin, gpu)
+        how: Any = {"model": self.model, "given": self.given}
+        return ProgramPredictions(program, gpu, self.gpus, margin, examples=self.examples, **how)
 
 
 def check(
@@ -241,7 +229,7 @@ def check(
     of_predictions = (options.model, options.examples)
     if not (options.predict or options.given or any(one is not None for one in of_predictions)):
         try:
-            read = read_program(program)
+            read = read_program(program, is_run=unavailable() is None)
             how = (options.gpus, margin, options.timeout_s, True, options.host_memory_bytes)
             with ProgramRuns(read, gpu, *how) as runs:
                 return check_program(runs, **told)

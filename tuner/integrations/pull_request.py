@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,8 @@ def _check(folder: Path, options: Sequence[str], words: Sequence[str]) -> tuple[
     command += [*options, "--", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     if not done.stdout:
-        return done.returncode, " ".join(done.stderr.split())[:300]
+        said = re.sub(r"\n  read as .*", "", done.stderr)
+        return done.returncode, textwrap.shorten(said, 300, placeholder=" ...")
     found = json.loads(done.stdout)
     used = found["program"]["memory"]["device_bytes"] / 2**30
     return done.returncode, f"{found['verdict']}: {used:.1f} GiB"

@@ -186,7 +186,9 @@ class Traces:
         entry = self.optimizer_entry(sized, configuration)
         if self.lacks_steps(sized, configuration):
             name, clip, scaled = _optimizer(configuration)
-            require_tracing(self.subject, f"optimizer={name} of {self.subject.model} is")
+            rank = point_of(configuration)[2]
+            of = f"optimizer={name}{f' with lora_rank={rank}' * bool(rank)} of {self.subject.model}"
+            require_tracing(self.subject, f"{of} is")
             from tuner.predict.compiler.deepening import optimizer_steps
 
             parameters = sized.parameters(point_of(configuration))

@@ -206,10 +206,11 @@ def _nothing_fits(checked: CheckedProgram) -> list[str]:
         return []  # no change was tried
     budget = checked.found.budget
     share = budget.usable_bytes / budget.limit_bytes
+    from_ampere = {"bf16", "flash_attention_2"} & set(map(show, checked.found.settings.values()))
     prices = {
         gpu.id: gpu.price_usd_per_hour or math.inf
         for gpu in load_catalogue().values()
-        if gpu.memory_bytes * share >= checked.least_bytes
+        if gpu.memory_bytes * share >= checked.least_bytes and (gpu.has_bf16 or not from_ampere)
     }
     names = sorted(prices, key=prices.__getitem__)[:3]
     if names and (price := prices[names[0]]) < math.inf:
@@ -302,12 +303,9 @@ def _print_all(checked: CheckedProgram) -> None:
     """Every number, what it rests on, and the change as a diff that can be applied."""
     found, better = checked.found, checked.suggestion
     of = found if checked.needed is None or checked.needed.fits is None else checked.needed
+    shown = (verdict.ANSWER, verdict.READ_AS, verdict.CHANGE)
     as_it_is = answer_fields(replace(checked, suggestion=None))
-    fields = [
-        field
-        for field in as_it_is
-        if field[0] not in (verdict.ANSWER, verdict.READ_AS, verdict.CHANGE)
-    ]
+    fields = [field for field in as_it_is if field[0] not in shown]
     echo()
     print_fields(verdict.with_details(fields, _details(of, answer_of(found, checked.needed))))
     time = of.time
@@ -408,7 +406,7 @@ def print_largest(found: Largest, *, verbose: bool) -> None:
         own = "as now" if found.value == found.own else f"now {show(found.own)}"
         end = "no larger one was tried"
         if found.next_value is not None:
-            end = f"{show(found.next_value)} {'is not possible' if found.limit else 'does not fit'}"
+            end = f"{show(found.next_value)} {'is refused' if found.limit else 'does not fit'}"
         echo(f"Largest {found.name} that fits: {show(found.value)} ({own}); {end}")
     answer = found.found or found.next_found
     if answer is None:

@@ -34,11 +34,12 @@ _LEAST = 0.005
 _COMMAND_CHARS = 40
 _LOG_LINES = 15
 _LINE_CHARS = 300
-_MORE_GPUS = "More GPUs are emulated with --gpus N"
-# Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
-_TOO_FEW_GPUS = re.compile(
-    r"You requested gpu: .*But your machine only has|invalid device ordinal", re.DOTALL
-)
+_REMEDIES = {
+    # Lightning's MisconfigurationException, and CUDA error 101 in PyTorch's words.
+    r"You requested gpu: .*But your machine only has|invalid device ordinal": "More GPUs are "
+    "emulated with --gpus N",
+    r"huggingface\.co|on the Hub": "`tuner check --predict` needs no download",
+}
 
 
 # -- the verdict --------------------------------------------------------------------------------
@@ -81,8 +82,8 @@ def ended_text(found: emulation.Emulation) -> str:
             Ended.LATER: "a program that began after the training failed",
             Ended.HOST: "this machine's own memory ended the run",
         }.get(found.ended, "the program failed")
-        more = f". {_MORE_GPUS}" if _TOO_FEW_GPUS.search(error.message) else ""
-        return f"{why}: {_error_text(error)}{more}"
+        found_in = (text for of, text in _REMEDIES.items() if re.search(of, error.message, re.S))
+        return ". ".join((f"{why}: {_error_text(error)}", *found_in))
     texts = {
         Ended.CRASH: f"{signal_name(-found.exit_status)} ended the program: a fault of the "
         "emulator, of the program, or too little memory in this machine",
@@ -206,6 +207,7 @@ def more_fields(found: emulation.Emulation) -> list[Field]:
     more = f"; the allocator gave cached blocks back {retries} times" if retries else ""
     slowest = [f"; most of all by {one.label}" for one in time.most_expensive[:1]] if time else ()
     where = f" at {found.asked}" if found.asked else ""
+    asked = f"the program asked for input{where} and got end of file: answer in its arguments"
     return [
         ("settings", training_text(found)),
         ("memory", f"{peak_text(memory)}{more}" if memory else ""),
@@ -214,12 +216,7 @@ def more_fields(found: emulation.Emulation) -> list[Field]:
         ("ranks", ranks),
         ("limited by", limit_text(time.breakdown_s) + "".join(slowest) if time else ""),
         ("parameters", f"{count(trained)} trainable" if trained else ""),
-        (
-            "input",
-            f"the program asked for input{where} and got end of file: answer in its arguments"
-            if found.asked is not None
-            else "",
-        ),
+        ("input", asked if found.asked is not None else ""),
         ("took", format_duration(found.duration_s)),
     ]
 

@@ -21,7 +21,7 @@ from tuner.app.cli.options import DURATION, json_option
 from tuner.app.device import HIDDEN, SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
 from tuner.app.listener import quiet_libraries
 from tuner.core import nvml
-from tuner.core.errors import DISTRIBUTION, EXIT_FOUND, EXIT_UNAVAILABLE, TunerError
+from tuner.core.errors import DISTRIBUTION, EXIT_UNAVAILABLE, TunerError, install_command
 from tuner.core.gpu import Gpu
 from tuner.core.records import Status
 from tuner.core.records.reading import written
@@ -96,7 +96,7 @@ def _libraries() -> Iterator[_Finding]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield _Finding(name, "problem", "not installed", f"pip install {name}")
+            yield _Finding(name, "problem", "not installed", install_command("all"))
             continue
         if Version(Version(version).base_version) < Version(least.get(name, "0")):
             text = f"{version} is older than {least[name]}, the oldest that works"
@@ -158,9 +158,9 @@ def doctor(*, as_json: bool) -> int:
     problem.
     """
     findings = list(examine(lambda line: echo(line, err=True)))
-    worst = EXIT_UNAVAILABLE if any(f.level == "problem" for f in findings) else EXIT_FOUND
+    worst = EXIT_UNAVAILABLE * any(f.level == "problem" for f in findings)
     if as_json:
-        print_json({"ok": worst == EXIT_FOUND, "findings": list(map(written, findings))})
+        print_json({"ok": not worst, "findings": list(map(written, findings))})
         return worst
     lines = []
     for finding in findings:
