@@ -321,8 +321,9 @@ def test_without_an_emulator_what_cannot_be_predicted_names_what_is_missing(
     said = " ".join(capsys.readouterr().err.split())
     assert "hint: no compiler: install one; then run it on an emulated GPU: tuner check" in said
     monkeypatch.setenv("PATH", "")  # a launcher that isn't installed is read all the same
-    assert run(["check", "--gpu", "rtx4090", "--", "torchrun", "train.py"]) == EXIT_UNAVAILABLE
-    assert "no training is seen in train.py" in capsys.readouterr().err
+    assert run(["check", "--gpu", "rtx4090", "--", "srun", "train.py"]) == EXIT_UNAVAILABLE
+    said = "'srun' is not installed; without it: no training is seen in train.py"
+    assert said in capsys.readouterr().err
 
 
 def test_settings_of_the_allocator_are_replayed_and_proposed_where_free_blocks_decide(tmp_path):

@@ -229,7 +229,7 @@ def check(
     of_predictions = (options.model, options.examples)
     if not (options.predict or options.given or any(one is not None for one in of_predictions)):
         try:
-            read = read_program(program, is_run=unavailable() is None)
+            read = read_program(program)
             how = (options.gpus, margin, options.timeout_s, True, options.host_memory_bytes)
             with ProgramRuns(read, gpu, *how) as runs:
                 return check_program(runs, **told)

@@ -120,12 +120,13 @@ def _program_of(words: Sequence[str], folder: Path, *, is_run: bool) -> Program:
         return _with_main(Program((this_python(), *words), files, folder=folder))
     if first.suffix in SETTINGS_FILES:
         return _tool(folder, words, is_run=is_run)
-    if is_run and find_program(words[0]) is None:
-        raise _no_program(folder / words[0])
     trainer = next((t.name for t in trainers() if _words_of(words, t.name)), "")
     program = _with_main(Program(tuple(words), _files_in(folder, words[1:]), trainer, folder))
-    if not program.main and not trainer and find_program(words[0]) is None:
+    if find_program(words[0]) is None and not program.main and not trainer:
         raise _no_program(folder / words[0])
+    if is_run and find_program(words[0]) is None:
+        text, hint = f"{words[0]!r} is not installed", "run tuner in the environment that has it"
+        raise UnavailableError(text, hint=hint)
     return program
 
 

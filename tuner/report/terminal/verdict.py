@@ -234,8 +234,9 @@ def usd_text(amount: float) -> str:
 
 
 def source_text(how: str, versions: Mapping[str, str]) -> str:
-    """The sources of an answer."""
-    first = {name: versions[name] for name in ("torch", "CUDA", "transformers") if name in versions}
+    """The sources of an answer. CUDA is named where a program ran, whose libraries aren't known."""
+    names = ("torch", "transformers" if "transformers" in versions else "CUDA")
+    first = {name: versions[name] for name in names if name in versions}
     return "; ".join(filter(None, (how, versions_text(first))))
 
 
