@@ -101,8 +101,6 @@ class Test:
     of_rank: bool = False
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
-    decided: set[bool] = field(default_factory=set)
-    """The outcomes that the program itself had, which are known at the end."""
     values: dict[str, int | float] = field(default_factory=dict)
     """The values of its counters until any were left out, and those of its other names."""
     now: dict[str, int | float] = field(default_factory=dict)
@@ -174,6 +172,8 @@ class Source(Tree):
         self._ended: dict[ast.AST, range] = {}
         self.falling: set[str] = set()
         """Numbers that fell from one step to the next."""
+        self.decided: dict[int, set[bool]] = defaultdict(set)
+        """By the line of a branch: the outcomes that it had, which are known at the end."""
 
     def function_of(self, name: str, line: int) -> ast.AST | None:
         """The function, or the module, whose code has this name and begins in this line."""
@@ -405,7 +405,7 @@ class Source(Tree):
 
     @cached_property
     def _states(self) -> set[str]:
-        """What branches ask that others change: a state, and calls that count.
+        """States, and calls that count, which branches ask and others change.
 
         A state is a word or a sign that a branch on a counter sets, what is taken from a heap or
         a queue, and the answer of an object that is told something, such as a `GradScaler`.
@@ -620,12 +620,13 @@ class Source(Tree):
 
     def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
+        decided = self.decided.get(test.node.lineno) if isinstance(test.node, ast.If) else None
         for wanted in (True, False):
-            if wanted in (test.decided or (test.taken if test.code is not None else ())):
+            if wanted in (decided or (test.taken if test.code is not None else ())):
                 continue
             body = self._body(test, wanted)
             is_block = not isinstance(test.node, ast.IfExp)
-            if is_block and (not body or (not test.decided and self.has_run(body, ran))):
+            if is_block and (not body or (not decided and self.has_run(body, ran))):
                 continue
             line = next(filter(None, (self.allocates_at(one, test.names) for one in body)), None)
             if line is not None and self._comes(test, wanted=wanted):

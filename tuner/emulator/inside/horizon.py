@@ -477,10 +477,8 @@ class Horizon:
         held |= {place: set() for place in self._boundaries if place not in held}
         for name, line, outcome in loops().decided:
             place = joined(name, line)
-            source = self._source(place[0])
-            for test in source.tests if source is not None else ():
-                if isinstance(test.node, ast.If) and test.node.lineno == place[1]:
-                    test.decided.add(outcome)
+            if (source := self._source(place[0])) is not None:
+                source.decided[place[1]].add(outcome)
         found = self._unreached(done, epochs, held, grows=grows)
         lines = list(dict.fromkeys(shown(name, line) for name, line in sorted(found or ())))
         return {"unreached": lines[:MOST_SHOWN], "of_steps": self._of_steps}
