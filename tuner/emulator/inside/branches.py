@@ -170,6 +170,9 @@ class Source(Tree):
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
         self._ended: dict[ast.AST, range] = {}
+        self._exits: dict[ast.AST, list[tuple[ast.expr, bool]]] = {}
+        self._resets: dict[tuple[str, ast.AST], bool] = {}
+        """What `counted_by` asks of each loop after each step."""
         self.falling: set[str] = set()
         """Numbers that fell from one step to the next."""
         self.decided: dict[int, set[bool]] = defaultdict(set)
@@ -539,8 +542,10 @@ class Source(Tree):
         A `for` loop ends so by leaving the function, or at a number of its own rounds.
         """
         tests = [(loop.test, False)] if isinstance(loop, ast.While) else []
-        leaves: Any = (one for one in ast.walk(loop) if self._leaves(one, loop))
-        tests += [(one.test, True) for one in leaves]
+        if loop not in self._exits:
+            leaves: Any = (one for one in ast.walk(loop) if self._leaves(one, loop))
+            self._exits[loop] = [(one.test, True) for one in leaves]
+        tests += self._exits[loop]
         for node, ends in tests:
             counting = Counting(self.counters(self._function_around(loop)), {})
             test = _evaluable(counting.visit(copy.deepcopy(node)))
@@ -572,11 +577,13 @@ class Source(Tree):
             return loop  # type: ignore[no-any-return]
         added = self._added.get(text, [])
         steps = [getattr(getattr(one, "value", None), "value", 0) for one in added]
-        others = (one for part in ast.walk(loop) if part not in added for one in _assigned(part))
-        is_reset = any(ast.unparse(target) == text for target, _ in others)
-        if steps != [1] or is_reset or self.falls(atom) or not self.is_within(added[0], loop):
+        if steps != [1] or self.falls(atom) or not self.is_within(added[0], loop):
             return None
-        return self.around(added[0], _LOOPS)
+        if (text, loop) not in self._resets:
+            parts = (one for one in ast.walk(loop) if one not in added)
+            targets = (target for one in parts for target, _ in _assigned(one))
+            self._resets[text, loop] = any(ast.unparse(one) == text for one in targets)
+        return None if self._resets[text, loop] else self.around(added[0], _LOOPS)
 
     @property
     def bodies(self) -> list[ast.AST]:
