@@ -76,8 +76,7 @@ class Predictor:
 
     def __init__(self, workload: str, model: str, *, workers: int = 0, anew: bool = False) -> None:
         self._workers = workers
-        self._subject = Subject(workload, model)
-        self._traces = Traces(self._subject, anew=anew)
+        self._traces = Traces(Subject(workload, model), anew=anew)
 
     def predict(
         self,
@@ -148,15 +147,15 @@ class Predictor:
         return cache.entry_name(
             kind,
             "traced" if can_trace() else shipped().checksum,
-            self._subject.workload_name,
-            self._subject.architecture.digest,
+            self._traces.subject.workload_name,
+            self._traces.subject.architecture.digest,
             *(configuration.key for configuration in configurations),
             repr((gpu, *how.values())),
         )
 
     def _require_supported(self, configurations: Sequence[Configuration], gpu: Gpu) -> None:
         for configuration in configurations:
-            require_supported(configuration, gpu, model=self._subject.architecture)
+            require_supported(configuration, gpu, model=self._traces.subject.architecture)
 
     def _estimated(
         self,
