@@ -207,9 +207,15 @@ class ProgramOptions:
 
     def predictions(self, program: Program, gpu: Gpu) -> ProgramPredictions:
         """The predictions of `program` with these options."""
-        margin = parse_margin(self.margin, gpu)
-        how: Any = {"model": self.model, "given": self.given}
-        return ProgramPredictions(program, gpu, self.gpus, margin, examples=self.examples, **how)
+        return ProgramPredictions(
+            program,
+            gpu,
+            self.gpus,
+            parse_margin(self.margin, gpu),
+            model=self.model,
+            given=self.given,
+            examples=self.examples,
+        )
 
 
 def check(

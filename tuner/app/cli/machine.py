@@ -21,7 +21,13 @@ from tuner.app.cli.options import DURATION, json_option
 from tuner.app.device import HIDDEN, SILENT, LocalGpu, local_gpus, lost_gpus, no_gpu
 from tuner.app.listener import quiet_libraries
 from tuner.core import nvml
-from tuner.core.errors import DISTRIBUTION, EXIT_UNAVAILABLE, TunerError, install_command
+from tuner.core.errors import (
+    DISTRIBUTION,
+    EXIT_FOUND,
+    EXIT_UNAVAILABLE,
+    TunerError,
+    install_command,
+)
 from tuner.core.gpu import Gpu
 from tuner.core.records import Status
 from tuner.core.records.reading import written
@@ -158,9 +164,9 @@ def doctor(*, as_json: bool) -> int:
     problem.
     """
     findings = list(examine(lambda line: echo(line, err=True)))
-    worst = EXIT_UNAVAILABLE * any(f.level == "problem" for f in findings)
+    worst = EXIT_UNAVAILABLE if any(f.level == "problem" for f in findings) else EXIT_FOUND
     if as_json:
-        print_json({"ok": not worst, "findings": list(map(written, findings))})
+        print_json({"ok": worst == EXIT_FOUND, "findings": list(map(written, findings))})
         return worst
     lines = []
     for finding in findings:

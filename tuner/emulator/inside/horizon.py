@@ -427,8 +427,8 @@ class Horizon:
                 if loop is not None:
                     loops().ahead[id(frame), loop.lineno] = by
                 has = loop is not None or _add(frame, next(iter(test.atoms.values())), by)
-                self._is_cut |= has
-                self._advanced_at = self._done if has else self._advanced_at
+                if has:
+                    self._is_cut, self._advanced_at = True, self._done
                 return has
         return False
 
