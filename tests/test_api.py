@@ -65,29 +65,6 @@ class TestImport:
         with pytest.raises(TypeError, match=r"'xyzzy'; help\(tuner.search\)"):
             tuner.search("wide.yaml", gpu="a6000", xyzzy=3)
 
-    @pytest.mark.slow
-    def test_a_type_checker_knows_what_comes_back(self, tmp_path):
-        mypy = pytest.importorskip("mypy.api")
-        program = tmp_path / "program.py"
-        program.write_text(
-            "import tuner\n"
-            "reveal_type(tuner.search('s', gpu='t4', trials=3))\n"
-            "reveal_type(tuner.search('s', gpu=['t4']))\n"
-            "reveal_type(tuner.load_results('s', gpu='t4').best().configuration)\n"
-            "reveal_type(tuner.estimate('s', gpu='t4', micro_batch=4).fits)\n"
-            "tuner.search('s', gpu='t4', trails=3)\n"
-        )
-        out, _, _ = mypy.run(["--no-incremental", str(program)])
-        said = [line.split(": ", 1)[1] for line in out.splitlines() if str(program) in line]
-        assert [line.partition('"')[2].rstrip('"') for line in said[:4]] == [
-            "tuner.app.api.result.SearchResult",
-            "tuner.app.api.result.SearchResults",
-            "tuner.core.records.configuration.Configuration",
-            "bool",
-        ]
-        assert said[4].startswith("error: ")
-        assert "trails" in said[4]
-
 
 class TestSearch:
     def test_finds_what_the_command_line_finds(self, searches, capsys):
