@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from tests.emulating import needs_emulator
 from tests.started import run_python
 from tuner.app.checking import check_program
 from tuner.app.cli.main import cli, run
@@ -231,11 +230,13 @@ def test_what_was_predicted_before_is_read_from_the_disk(tmp_path):
         assert again.as_it_is().prediction == found
 
 
-@needs_emulator
-def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    found = ran(tmp_path, "--set", "micro_batch=2", "--no-changes", "--json", "train.py")
-    assert json.loads(found.stdout)["source"] == "predicted"
+def test_set_means_that_it_is_predicted_where_it_could_be_emulated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuner.app.programs.ProgramRuns", mock.Mock(side_effect=AssertionError))
+    Path("train.py").write_text(PROGRAM)
+    words = ["--set", "micro_batch=2", "--no-changes", "--json", "train.py"]
+    assert run(["check", "--gpu", "rtx4090", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["source"] == "predicted"
 
 
 def test_where_no_change_keeps_the_training_another_method_is_named(tmp_path, monkeypatch, capsys):

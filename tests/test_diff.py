@@ -73,6 +73,7 @@ def diff(tmp_path: Path, installed_python: Path) -> Callable[..., tuple[int, str
     return answer
 
 
+@pytest.mark.proof
 @needs_emulator
 def test_the_library_that_grew_is_named_with_its_line(stacks, diff):
     old, new = map(str, stacks)

@@ -208,11 +208,9 @@ HIDDEN = {
 }
 
 
+@pytest.mark.proof
 @needs_emulator
-@pytest.mark.parametrize(
-    "way",
-    [w if w == "nothing shows it" else pytest.param(w, marks=pytest.mark.proof) for w in HIDDEN],
-)
+@pytest.mark.parametrize("way", HIDDEN)
 def test_memory_that_runs_out_in_the_second_step_is_seen_however_it_is_hidden(
     tmp_path: Path, way: str
 ) -> None:
@@ -300,14 +298,19 @@ if __name__ == "__main__":
     [
         # 2.5 million rows, and their output; the attempts before them filled the GPU.
         pytest.param(SMALLER, 0, (18, 20.5), ["recovered"], id="a search for the batch"),
-        pytest.param(DOUBLED, 0, (14, 18), ["recovered"], id="a search from below"),
         pytest.param(ANOTHER_CALL, 4, (0, 1), ["survived"], id="an evaluation in the same lines"),
-        pytest.param(OTHERWISE, 4, (0, 1), ["survived"], id="a fallback"),
-        pytest.param(SKIPPED, 4, (0, 1), ["survived"], id="a batch that is skipped"),
-        pytest.param(IN_A_THREAD, 4, (0, 1), ["survived"], id="a thread"),
-        pytest.param(A_CHILD, 1, (0, 30), ["fatal"], id="a child"),
-        pytest.param(BESIDE.replace("GIB", "9"), 0, (18, 20), [], id="beside a helper"),
         pytest.param(BESIDE.replace("GIB", "13.2"), 1, (22.9, 23.5), [], id="a helper too many"),
+        *(
+            pytest.param(*case, marks=pytest.mark.proof, id=name)
+            for name, case in {
+                "a search from below": (DOUBLED, 0, (14, 18), ["recovered"]),
+                "a fallback": (OTHERWISE, 4, (0, 1), ["survived"]),
+                "a batch that is skipped": (SKIPPED, 4, (0, 1), ["survived"]),
+                "a thread": (IN_A_THREAD, 4, (0, 1), ["survived"]),
+                "a child": (A_CHILD, 1, (0, 30), ["fatal"]),
+                "beside a helper": (BESIDE.replace("GIB", "9"), 0, (18, 20), []),
+            }.items()
+        ),
     ],
 )
 def test_all_processes_count_at_each_moment_and_what_is_refused_ends_by_evidence(
@@ -344,12 +347,9 @@ def test_an_error_of_the_program_is_told_from_one_of_the_emulator(tmp_path: Path
 
 
 @needs_emulator
-@pytest.mark.parametrize("launcher", [(), ("torch.distributed.run", "--nproc-per-node", "2")])
-def test_an_error_before_the_device_is_used_is_named_with_its_line(
-    tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
-    """In a rank too: its launcher raises an error of its own."""
-    python = (sys.executable, *(["-m"] if launcher else []), *launcher)
+def test_an_error_before_the_device_is_used_is_named_with_its_line(tmp_path: Path) -> None:
+    """In a rank, whose launcher raises an error of its own."""
+    python = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     found = run(tmp_path, "import sys, torch\nimport no_such_module\n", python=python)
 
     assert (found["ended"], found["exit"], found["fits"]) == ("error", 2, None)
@@ -488,7 +488,13 @@ for function in (F.silu, F.mish, F.gelu):
 
 
 @needs_emulator
-@pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "expandable_segments:True",
+        pytest.param("backend:cudaMallocAsync", marks=pytest.mark.proof),
+    ],
+)
 def test_other_ways_to_allocate(tmp_path: Path, setting: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
     found = run(tmp_path, TRAINING)

@@ -83,6 +83,7 @@ def test_settings_in_a_module_of_the_program_are_changed(folder: Path, models: P
     assert (folder / "semantic_parsing/config.py").read_text() == text
 
 
+@pytest.mark.proof
 def test_settings_in_a_file_that_the_program_opens_are_told(folder: Path, models: Path) -> None:
     found = check(folder, "--no-changes", "multitask/train.py", str(models / "roberta"))
 

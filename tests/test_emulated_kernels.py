@@ -89,7 +89,9 @@ def by_operator(
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["cudnn", "quantised", pytest.param("autocast", marks=pytest.mark.proof)]
+)
 def test_a_step_has_the_kernels_of_its_prediction(name):
     gpu_name, chosen = CASES[name]
     gpu, settings = get_gpu(gpu_name), {**SIZES, **chosen}

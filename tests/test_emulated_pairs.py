@@ -63,10 +63,9 @@ CASES = {
 }
 
 
+@pytest.mark.proof
 @needs_emulator
-@pytest.mark.parametrize(
-    "name", [c if c == "quantised" else pytest.param(c, marks=pytest.mark.proof) for c in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_trace_and_emulator_agree(name, tmp_path):
     model, settings = CASES[name]
     model = model if model == TINY else shallow(model, tmp_path)

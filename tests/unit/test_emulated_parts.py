@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tuner.emulator.inside.arrived import Arrived
 from tuner.emulator.inside.owners import (
     FROZEN,
     GRADIENT,
@@ -179,3 +180,11 @@ def test_gradients_of_a_thread_that_trains_are_read_by_no_other(
     may_end.set()
     first.join()
     assert gradients() == {id(models[0].weight.grad), id(second.grad)}
+
+
+def test_a_layer_that_takes_all_samples_of_a_micro_batch_together_is_named() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    for trains in (False, True):
+        arrived = Arrived()
+        arrived.note_model(model.train(trains))
+        assert arrived.compares == ("BatchNorm1d" if trains else "")

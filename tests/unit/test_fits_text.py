@@ -58,6 +58,17 @@ class _Runs:
         return knob == "gradient_checkpointing"
 
 
+def found(step_s: float, high: int, *, checkpointing: bool, compares: str = "") -> Any:
+    of = prediction(high * GIB)
+    settings = {"micro_batch": 1, "gradient_checkpointing": checkpointing}
+    time = SimpleNamespace(step_s=step_s, updating_s=0.0)
+    return SimpleNamespace(
+        fits=True, verdict=of.verdict, budget=BUDGET, used_bytes=of.memory.device_bytes,
+        memory=None, time=time, settings=settings, inputs=(), ended="predicted", compares=compares,
+        generates=False, host_is_full=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("high", "step_s", "given", "is_suggested"),
     [
@@ -68,20 +79,25 @@ class _Runs:
 def test_a_faster_change_must_fit_be_clearly_faster_and_count(
     high, step_s, given, is_suggested, monkeypatch
 ):
-    def found(step_s: float, high: int, checkpointing: bool) -> Any:
-        of = prediction(high * GIB)
-        settings = {"micro_batch": 1, "gradient_checkpointing": checkpointing}
-        time = SimpleNamespace(step_s=step_s, updating_s=0.0)
-        return SimpleNamespace(
-            fits=True, verdict=of.verdict, budget=BUDGET, used_bytes=of.memory.device_bytes,
-            memory=None, time=time, settings=settings, inputs=(), ended="predicted", compares="",
-            generates=False, host_is_full=False,
-        )  # fmt: skip
-
     monkeypatch.setattr(checking, "change", lambda settings, values: SimpleNamespace(values=values))
     runs: Any = _Runs(found(1.0, 23, checkpointing=True), found(step_s, high, checkpointing=False))
     runs.given = dict.fromkeys(given, True)
     assert (checking.check_program(runs).suggestion is not None) is is_suggested
+
+
+def test_a_micro_batch_whose_samples_are_taken_together_is_kept(monkeypatch):
+    own = found(1.0, 23, checkpointing=True, compares="BatchNorm1d")
+    own.settings |= {"micro_batch": 8, "grad_accum": 2}
+    runs: Any = _Runs(own, own)
+    monkeypatch.setattr(_Runs, "can_change", lambda self, knob: True)
+    tried = []
+    monkeypatch.setattr(
+        _Runs, "with_values", lambda self, wanted, **how: tried.extend(wanted) or [own] * len(wanted)
+    )
+    notes = checking.check_program(runs).notes
+    assert any("BatchNorm1d takes all samples of a micro-batch together" in note for note in notes)
+    assert tried
+    assert {values.get("micro_batch", 8) for values in tried} == {8}
 
 
 @pytest.mark.parametrize(
