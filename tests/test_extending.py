@@ -50,15 +50,10 @@ def python(clone: Path, *arguments: str) -> str:
 @pytest.mark.slow
 def test_an_optimizer_is_traced(clone):
     """And the model and the GPU of the page, in the same run."""
-    found = {}
-    for name in ("adagrad", "sgd"):
-        settings = ("--set", f"optimizer={name}", "--set", "max_length=64")
-        text = tuner(
-            clone, "estimate", "--model", "house-llama", "--gpu", "house_a16", *settings, "--json"
-        )
-        found[name] = json.loads(text)
-    states = [one["memory"]["breakdown"].get("optimizer_state", 0) for one in found.values()]
-    assert states[0] > states[1] == 0
+    words = ["--model", "house-llama", "--gpu", "house_a16", "--json"]
+    words += ["--set", "optimizer=adagrad", "--set", "max_length=64"]
+    found = json.loads(tuner(clone, "estimate", *words))
+    assert found["memory"]["breakdown"]["optimizer_state"] > 0
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def answered(model, precision):
 @pytest.mark.parametrize(
     ("model", "precision"),
     [
-        *[(model, "bf16") for model in KNOWN[::6]],
+        *[(model, "bf16") for model in KNOWN[::12]],
         # With few layers, models of one class differ in their sizes alone.
         *[pytest.param(model, "nf4", marks=pytest.mark.proof) for model in one_of_each_class()],
     ],

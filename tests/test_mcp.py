@@ -5,6 +5,7 @@ One session answers all questions: the modules of `[all]` can't be imported in i
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +31,14 @@ from tuner.core.errors import MODULES, install_command
 
 ROOT = Path(__file__).parents[1]
 GPU = {"gpu": "rtx4090"}
-UNSEEN = """
-from trl import SFTTrainer
-import settings_of_another_machine as other
-SFTTrainer(model=other.MODEL, args=other.ARGS).train()
-"""
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "check": ("check", {"program": ["sft.py", "qwen3-8b"], **GPU}),
-    "as text": ("check", {"program": '["sft.py", "qwen3-8b"]', "set": '{"micro_batch": 8}', **GPU}),
-    "in one line": ("check", {"program": "sft.py llama-3.2-1b", **GPU}),
     "estimate": (
         "estimate",
         {"model": "qwen3-8b", "qlora": True, "set": {"micro_batch": 4}, **GPU},
     ),
-    "without effect": ("estimate", {"model": "qwen3-8b", "set": {"logging_steps": 1}, **GPU}),
-    "too large": ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
-    "best": ("best", {"space": "qlora27b", "gpu": "a6000"}),
-    "nothing fits": ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}),
     "not shipped": ("estimate", {"model": "qwen3-8b", "set": {"optimizer": "adafactor"}, **GPU}),
-    "no file": ("check", {"program": ["nosuch.py"], **GPU}),
-    "an option": ("check", {"program": ["--help"], **GPU}),
-    "no GPU": ("estimate", {"model": "qwen3-8b", "gpu": "rtx4091"}),
-    "all GPUs": ("estimate", {"model": "qwen3-8b", "gpu": "all"}),
-    "run": ("check", {"program": ["sft.py"], "run": True, **GPU}),
     "no tool": ("search", {}),
-    "unseen": ("check", {"program": ["unseen.py"], **GPU}),
 }
 
 
@@ -84,7 +68,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     for name in ("sft.py", "train.py"):
         shutil.copy(ROOT / "examples" / "programs" / "sft.py", folder / name)
-    (folder / "unseen.py").write_text(UNSEEN)
     return folder
 
 
@@ -129,7 +112,21 @@ def test_its_tools_are_commands_with_schemas(session, project):
     assert "run" not in found["check"].input_schema["properties"]
 
 
-@pytest.mark.parametrize("name", ["check", "in one line", "estimate", "too large", "best"])
+@pytest.fixture
+def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process, among the programs."""
+
+    def run_here(words: Sequence[str], stopped: Any) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run([*words])
+        return code, out.getvalue(), err.getvalue()
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("tuner.app.cli.mcp._run", run_here)
+
+
+@pytest.mark.parametrize("name", ["check", "estimate"])
 def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name):
     result = session[name]
     assert not result.is_error, text(result)
@@ -139,24 +136,52 @@ def test_a_question_has_a_paragraph_and_the_answer_of_the_command(session, name)
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"),
+    ("tool", "arguments"),
     [
-        ("no file", 2, "hint: name a file that exists"),
-        ("an option", 2, "there is no program '--help'"),
-        ("no GPU", 2, "did you mean 'rtx4090'?"),
-        ("all GPUs", 2, "gpu is one GPU type"),
-        ("run", 2, "'run' was unexpected"),
-        ("no tool", 2, "unknown tool 'search'"),
-        ("not shipped", 3, install_command("all")),
-        ("nothing fits", 1, "hint:"),
+        ("check", {"program": '["sft.py", "qwen3-8b"]', "set": '{"micro_batch": 8}', **GPU}),
+        ("check", {"program": "sft.py llama-3.2-1b", **GPU}),
+        ("estimate", {"model": "qwen3-8b", "set": {"logging_steps": 1}, **GPU}),
+        ("estimate", {"model": "qwen3-8b", "full": True, **GPU}),
+        ("best", {"space": "qlora27b", "gpu": "a6000"}),
     ],
+    ids=["as text", "in one line", "without effect", "too large", "best"],
 )
-def test_an_error_has_its_hint_and_its_exit_code(session, name, code, said):
+def test_each_way_to_ask_has_an_answer(here, tool, arguments):
+    answer = answered(tools(may_run=False), tool, arguments)
+    assert answer.data is not None, answer.text
+    assert answer.data["source"] == "predicted"
+    assert "predicted" in answer.text
+    assert len(answer.text) < 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [("no tool", 2, "unknown tool 'search'"), ("not shipped", 3, install_command("all"))],
+)
+def test_an_error_of_the_server_has_its_hint_and_its_exit_code(session, name, code, said):
     result = session[name]
     assert result.is_error
     assert result.structured_content is None
     assert said in text(result)
     assert f"Exit code {code}: " in text(result)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "code", "said"),
+    [
+        ("check", {"program": ["nosuch.py"], **GPU}, 2, "hint: name a file that exists"),
+        ("check", {"program": ["--help"], **GPU}, 2, "there is no program '--help'"),
+        ("check", {"program": ["sft.py"], "run": True, **GPU}, 2, "'run' was unexpected"),
+        ("estimate", {"model": "qwen3-8b", "gpu": "rtx4091"}, 2, "did you mean 'rtx4090'?"),
+        ("estimate", {"model": "qwen3-8b", "gpu": "all"}, 2, "gpu is one GPU type"),
+        ("best", {"space": "qlora27b", "gpu": "a6000", "max_memory": "1GiB"}, 1, "hint:"),
+    ],
+)
+def test_an_error_has_its_hint_and_its_exit_code(here, tool, arguments, code, said):
+    answer = answered(tools(may_run=False), tool, arguments)
+    assert answer.data is None
+    assert said in answer.text
+    assert f"Exit code {code}: " in answer.text
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, code: int, printed: dict[str, Any], **more: Any) -> Any:
@@ -192,8 +217,10 @@ def test_a_program_is_run_by_a_process_of_its_own(tmp_path, monkeypatch):
     assert "Exit code 2: " in answer.text
 
 
-@pytest.mark.parametrize("words", ["../out.py", "link.py", "{out}", "-m out", "python ../out.py"])
-@pytest.mark.parametrize("run", [False, True])
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [("../out.py", True), ("link.py", False), ("{out}", True), ("-m out", False), ("-m out", True)],
+)
 def test_no_program_outside_of_the_servers_folder_is_read_or_run(tmp_path, monkeypatch, words, run):
     inside, out = tmp_path / "in", tmp_path / "out.py"
     inside.mkdir()

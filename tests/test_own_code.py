@@ -96,7 +96,7 @@ def test_the_settings_of_a_program_are_tuned_on_this_machine(folder, capsys):
     assert (folder / "train.py").read_text() == PROGRAM
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_example_workload_is_searched(folder):
     shutil.copytree(EXAMPLES / "own_workload", folder, dirs_exist_ok=True)
     records = search("toy.yaml", 2)

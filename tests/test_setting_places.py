@@ -151,14 +151,16 @@ def examine(files: Mapping[str, str], settings: Settings, knob: str) -> None:
     assert settings.trial.seen.differing(seen) <= {knob}
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.proof) for n in (1, 2))])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.proof) for n in range(1, 6))]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_place_of_a_setting_is_found_and_changed(name, first, tmp_path, monkeypatch):
     make_tools(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.chdir(tmp_path)
     files, settings = written(name, tmp_path)
-    for knob in knobs_in(files)[first::3]:
+    for knob in knobs_in(files)[first::6]:
         examine(files, settings, knob)
 
 

@@ -210,8 +210,9 @@ def test_compiled_predictions_are_those_of_full_traces(changes, tmp_path):
     assert_compiled_like_traced("contrastive", model, chosen, "a6000")
 
 
-def test_padding_costs_attention_its_fastest_kernel():
-    subject, gpu = Subject("contrastive", "all-minilm-l6-v2"), get_gpu("a100_80gb")
+def test_padding_costs_attention_its_fastest_kernel(tmp_path):
+    model = shallow_encoder(tmp_path, "all-minilm-l6-v2", layers=1)
+    subject, gpu = Subject("contrastive", model), get_gpu("a100_80gb")
     base = {"channels": ("text",), "n_negatives": 1, "micro_batch": 8, "effective_batch": 8}
     padded, full = (
         predict(subject, configuration("contrastive", **base, padding=padding), gpu)

@@ -147,9 +147,10 @@ def test_parameters_of_five_tasks_on_roberta_base():
         assert found.trainable_params == trained
 
 
-def test_a_phase_that_fits_says_nothing_about_the_next():
+def test_a_phase_that_fits_says_nothing_about_the_next(tmp_path):
     """Each task alone is small; the router's phase holds all logits, twice."""
-    subject, gpu = Subject("multitask", "roberta-base"), get_gpu("t4")
+    model = shallow_encoder(tmp_path, "roberta-base", layers=2)
+    subject, gpu = Subject("multitask", model), get_gpu("t4")
     one, router, joint = (
         predict(
             subject,

@@ -150,7 +150,7 @@ def test_a_program_is_never_written(tmp_path, monkeypatch):
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     values=st.dictionaries(
