@@ -178,9 +178,3 @@ class TestTemporaryFolder:
         ):
             pass
         assert "TMPDIR" in str(raised.value)
-
-    def test_a_long_one_is_not_taken_for_sockets(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 60)))
-        with scratch.scratch_folder() as folder:
-            assert folder.parent == Path("/tmp")
-        assert not folder.exists()

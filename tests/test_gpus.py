@@ -1,6 +1,5 @@
 """The GPU catalogue: what every entry promises, how names are found, what a user may add."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -275,12 +274,6 @@ def test_a_gpu_of_the_users_own(own_file):
     assert match_device("NVIDIA Graphics Device", 20 * GIB, path) == gpu
     assert "own" not in load_catalogue()
     assert load_catalogue().keys() < load_catalogue(path).keys()
-
-
-def test_tests_have_a_home_of_their_own():
-    """So README's line passes for a person who has described a GPU."""
-    assert Path.home().name.startswith("tuner-home-")
-    assert gpus.USER_FILE_VARIABLE not in os.environ
 
 
 def test_the_users_file_is_found_by_variable_and_in_the_home_folder(tmp_path, monkeypatch):

@@ -84,13 +84,6 @@ def test_of_equal_layers_the_inserted_ones_are_the_last(layer, before, after):
     assert found.tolist() == list(range(inside.start, inside.stop))
 
 
-def test_insertions_close_to_each_other_and_to_the_end():
-    """What is freed for a layer at the end of a pass lies near the layer's own events."""
-    ours = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    theirs = [1, 2, 3, 0, 0, 4, 0, 5, 6, 7, 8, 0, 9, 0]
-    assert aligned(ours, theirs).tolist() == [0, 1, 2, 5, 7, 8, 9, 10, 12]
-
-
 def test_what_is_no_subsequence_has_no_alignment():
     assert aligned([1, 2], [2, 1]) is None
     assert aligned([1, 2, 3], [1, 2]) is None

@@ -100,14 +100,6 @@ def numbered(project):
     return project
 
 
-def test_stages_are_found_by_files_whose_names_begin_with_their_number(numbered):
-    space = load_space(str(SPACES / "naics_embedder.yaml"))
-    chosen = configure(space, {"micro_batch": 12, "mixed_precision": "fp16"})
-    assert sorted(after(made(space, chosen, numbered))) == [
-        "01_stage.yaml", "02_stage.yaml", "config.yaml",
-    ]  # fmt: skip
-
-
 def test_a_stage_gets_what_was_searched_for_it_alone(project):
     text = (SPACES / "naics_embedder.yaml").read_text()
     text = text.replace("n_negatives: 24}, examples", "n_negatives: [16, 24, 32]}, examples")

@@ -33,14 +33,17 @@ class _Runs:
     """A program of one micro-batch with checkpointing, and `changed` without it."""
 
     doing, log_tail, count, given = "predicting", "", 0, {}
+    changeable = ("gradient_checkpointing",)
 
     def __init__(self, own: Any, changed: Any) -> None:
         self.own, self.changed, self.settings = own, changed, self
+        self.tried: list[Any] = []
 
     def as_it_is(self) -> Any:
         return self.own
 
     def with_values(self, wanted: list[Any], **how: Any) -> list[Any]:
+        self.tried += wanted
         return [self.changed for _ in wanted]
 
     def smaller_evaluation(self, found: Any) -> tuple[()]:
@@ -55,7 +58,7 @@ class _Runs:
         return []
 
     def can_change(self, knob: str) -> bool:
-        return knob == "gradient_checkpointing"
+        return knob in self.changeable
 
 
 def found(step_s: float, high: int, *, checkpointing: bool, compares: str = "") -> Any:
@@ -85,19 +88,15 @@ def test_a_faster_change_must_fit_be_clearly_faster_and_count(
     assert (checking.check_program(runs).suggestion is not None) is is_suggested
 
 
-def test_a_micro_batch_whose_samples_are_taken_together_is_kept(monkeypatch):
+def test_a_micro_batch_whose_samples_are_taken_together_is_kept():
     own = found(1.0, 23, checkpointing=True, compares="BatchNorm1d")
     own.settings |= {"micro_batch": 8, "grad_accum": 2}
     runs: Any = _Runs(own, own)
-    monkeypatch.setattr(_Runs, "can_change", lambda self, knob: True)
-    tried = []
-    monkeypatch.setattr(
-        _Runs, "with_values", lambda self, wanted, **how: tried.extend(wanted) or [own] * len(wanted)
-    )
+    runs.changeable = ("micro_batch", "grad_accum", "gradient_checkpointing")
     notes = checking.check_program(runs).notes
     assert any("BatchNorm1d takes all samples of a micro-batch together" in note for note in notes)
-    assert tried
-    assert {values.get("micro_batch", 8) for values in tried} == {8}
+    assert runs.tried
+    assert {values.get("micro_batch", 8) for values in runs.tried} == {8}
 
 
 @pytest.mark.parametrize(
