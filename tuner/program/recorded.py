@@ -27,7 +27,7 @@ from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
 from tuner.program.places import Places
-from tuner.program.program import Program, read_program
+from tuner.program.program import Program, beside, read_program
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
@@ -126,9 +126,10 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
     while True:
         fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
         lacking = _KEY_ERROR.findall(runs[0]["ended"]["text"]) if fails else []
-        named = {name: entry_like(name) for name in runs[0].get("models", ())}
+        lacking = [key for key in lacking if key not in keys]
+        named = {name: entry_like(beside(program, name)) for name in runs[0].get("models", ())}
         new = {n: {**entry.config} for n, entry in named.items() if entry and n not in configs}
-        if not new and (not {*lacking} - {*keys} or len(keys) >= _MOST_KEYS):
+        if not new and (not lacking or len(keys) >= _MOST_KEYS):
             break
         keys += lacking
         configs |= new
