@@ -511,6 +511,9 @@ compares it with that of the products, as it knows the model."""
 
 def quantized(arguments: Arguments, loaded: str, *, is_widened: bool) -> dict[str, Any]:
     """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
+    skipped = arguments.take("llm_int8_skip_modules")
+    if {*(skipped if isinstance(skipped, tuple) else ())} - {"lm_head"}:
+        arguments.adds("llm_int8_skip_modules", "weights that stay in 16 bits")
     arguments.leave_out("BitsAndBytesConfig")
     if arguments.take("load_in_8bit", quietly=True):
         return {"precision": "int8", "compute_dtype": loaded}

@@ -115,7 +115,7 @@ _CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 
 _SHAPES = re.compile(
     r"n_(layer|embd|head|inner|positions)|num_.*(layers|heads|experts|experts_per_tok)"
-    r"|.*_(size|dim|rank|layers)|layer_types|tie_word_embeddings"
+    r"|(?!max_lora_).*_(size|dim|rank|layers)|layer_types|tie_word_embeddings"
 )
 """Settings of a model's configuration that are shapes of its weights or of what they compute."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
 import types
@@ -205,15 +206,27 @@ def _cut(function: Any, batched: bool, **kwargs: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _kept(function: Any, *_: Any, **kwargs: Any) -> int | None:
+    """The tokens of the longest row that a filter keeps; None if it keeps long ones."""
+
+    def drops(tokens: int) -> bool:
+        return tried(function, {"input_ids": [0] * tokens}, **kwargs)[0] is not True
+
+    least = next((n for n in (1, 64, 512, 4096) if not drops(n)), LONG)
+    most = bisect.bisect_left(range(LONG), True, least, LONG, key=drops) - 1
+    return most if least <= most < LONG - 1 else None
+
+
 def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
     """The length to which the function cuts rows, if it does."""
     function = args[0] if args else kwargs.get("function", kwargs.get("transform"))
     rows = [Unknown("row"), Unknown("index")][: 2 if kwargs.get("with_indices") else 1]
     given, many = kwargs.get("fn_kwargs") or {}, kwargs.get("batched") is True
+    filters = self._what.endswith("filter")
     made, calls = tried(function, *rows, **given)
     if (note := _length(made, calls, many or "transform" in self._what)) is not None:
         _ROWS[_line(note)] = note
-    elif not calls and (tokens := _cut(function, many, **given)):
+    elif not calls and (tokens := (_kept if filters else _cut)(function, many, **given)):
         for line in [k for k, v in _ROWS.items() if type(v.given["max_length"]) is Unknown]:
             del _ROWS[line]
         note = call("datasets.map", (), {"max_length": tokens})
@@ -221,15 +234,29 @@ def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
     return note
 
 
-CALLS.update(dict.fromkeys(("map", "with_transform", "set_transform"), _mapped))
+CALLS.update(dict.fromkeys(("map", "filter", "with_transform", "set_transform"), _mapped))
+
+
+def _of_library(value: Any) -> Note | None:
+    """The length to which a collator or a data set of a library cuts or fills rows, if it does."""
+    if not isinstance(note := getattr(value, "_note", None), Note):
+        return None
+    name, length = note.path.rpartition(".")[2], note.given.get("max_length")
+    if name == "UnslothVisionDataCollator":
+        model = getattr(note.given.get("model", note.given.get("0")), "_note", None)
+        usual = model.given.get("max_seq_length", 2048) if model else Unknown("length of the model")
+        length = note.given.get("max_seq_length", usual)
+    elif name == "ConstantLengthDataset":
+        length = note.given.get("seq_length", 1024)
+    elif note.given.get("padding") != "max_length":
+        return None
+    return length and Note(note.path, note.where, (), {"max_length": length})
 
 
 def tokenized(rows: Any, collator: Any, others: Any) -> list[Note]:
     """The lengths of the rows of a trainer, and the tokens that were added."""
     own = _length(*tried(collator, [Unknown("row")]), many=True)
-    padded = getattr(collator, "_note", None)  # a library's
-    if padded is not None and padded.given.get("padding") == "max_length":
-        own = padded if padded.given.get("max_length") else own
+    own = _of_library(collator) or _of_library(rows) or own
     if own is None and (item := getattr(type(rows), "__getitem__", None)) is not None:
         own = _length(*tried(item, rows, 0), many=False)
     if own is None and (each := getattr(type(rows), "__iter__", None)) is not None:

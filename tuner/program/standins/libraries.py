@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import dis
 import importlib
 import importlib.machinery
@@ -63,7 +64,8 @@ accelerate.load_checkpoint_and_dispatch accelerate.cpu_offload peft.inject_adapt
 peft.replace_lora_weights_loftq peft.cast_mixed_precision_params torch.nn.DataParallel
 torch.nn.parallel.DistributedDataParallel torch.distributed.fsdp.fully_shard
 torch.distributed.fsdp.FullyShardedDataParallel torch.quantization.convert torchao.quantize_
-optimum.bettertransformer.BetterTransformer.transform"""
+optimum.bettertransformer.BetterTransformer.transform ray.train.torch.prepare_model
+ray.train.torch.prepare_data_loader ray.train.huggingface.transformers.prepare_trainer"""
 _OF_MEMORY = """torch.autograd.graph.save_on_cpu torch.cuda.set_per_process_memory_fraction
 torch.set_default_dtype torchao.optim.CPUOffloadOptimizer galore_torch.GaLoreAdamW
 galore_torch.GaLoreAdamW8bit
@@ -127,9 +129,11 @@ def _known() -> dict[str, Any]:
         "torch.multiprocessing.spawn": trainers.runs(0),
         prepare: models.wraps(prepare, into="prepared"),
         prepare.replace("kbit", "int8"): models.wraps(prepare, into="prepared"),  # its older name
+        "trl.create_reference_model": lambda model, *args, **kwargs: copy.deepcopy(model),
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
         "accelerate.notebook_launcher": trainers.runs(),
+        "accelerate.find_executable_batch_size": trainers.finds_batch,
         "deepspeed.add_config_arguments": models.passes,
         "torch.tensor": lambda data=None, *args, **kwargs: (
             data if type(data) is Unknown else Unknown("torch.tensor(...)")
