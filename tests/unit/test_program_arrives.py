@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -262,3 +263,54 @@ def test_a_models_folder_beside_the_program_tells_its_sizes(tmp_path):
     text += "width = AutoConfig.from_pretrained('./model').hidden_size\n"
     text += SFT.format("max_length=width", "").replace("tiny-llama-3m", "./model")
     assert value(planned(tmp_path, text), "max_length") == 1024
+
+
+def test_a_quantisation_that_is_undone_when_it_is_loaded_is_none(tmp_path):
+    text = "from transformers import Mxfp4Config\n"
+    text += LOADED.replace("bfloat16", "bfloat16, quantization_config=Mxfp4Config({})")
+    text += "SFTTrainer(model, args=SFTConfig()).train()\n"
+    assert value(planned(tmp_path, text.format("dequantize=True")), "precision") == "bf16"
+    with pytest.raises(InputError, match="a quantisation other than bitsandbytes'"):
+        planned(tmp_path, text.format(""))
+
+
+MODAL = """\
+import modal
+app = modal.App('a', image=modal.Image.debian_slim().pip_install('trl'))
+@app.function(gpu='A100')
+def train(length: int = 96):
+    SFTTrainer('tiny-llama-3m', args=SFTConfig(max_length=length)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("", 96), ("@app.local_entrypoint()\ndef main(n: int = 80):\n    train.remote(n)\n", 80)],
+)
+def test_modal_starts_the_entrypoint_or_the_last_function(tmp_path, text, length):
+    assert value(planned(tmp_path, MODAL + text), "max_length") == length
+
+
+def test_each_of_several_questions_is_named_for_its_own_setting(tmp_path):
+    names = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "optim")
+    values = dict.fromkeys(names[:3], (2, 4)) | {"optim": ("sgd", "adafactor")}
+    lines = [f"{n} = {values[n][0]!r} if rows.{n} else {values[n][1]!r}\n" for n in names]
+    text = "".join(lines) + SFT.format(", ".join(f"{n}={n}" for n in names), "")
+    with pytest.raises(UndecidedError) as raised:
+        planned(tmp_path, text)
+    for line, name in enumerate(names, 6):
+        assert re.search(rf"{name} differs with the answers at \S+:{line}\)", str(raised.value))
+
+
+def test_unsloths_collator_cuts_rows_to_the_length_of_the_model(tmp_path):
+    text = """\
+from unsloth import FastVisionModel, UnslothVisionDataCollator
+model, tokenizer = FastVisionModel.from_pretrained("qwen3-0.6b", max_lora_rank=64, {})
+args = SFTConfig(dataset_kwargs={{"skip_prepare_dataset": True}}, max_length=512)
+tokenizer(rows[0]["image"], "a prompt", return_tensors="pt")
+collator = UnslothVisionDataCollator(model, tokenizer, {})
+SFTTrainer(model, args=args, train_dataset=[], data_collator=collator).train()
+"""
+    for given in (("max_seq_length=96", ""), ("", "max_seq_length=96")):
+        assert value(planned(tmp_path, text.format(*given)), "max_length") == 96
+    assert value(planned(tmp_path, text.format("", "")), "max_length") == 2048

@@ -117,11 +117,12 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
     configs: dict[str, Any] = {}  # of models that it names
 
     def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}'
+        answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}, "order": {json.dumps(order)}'
         told = f'"keys": {json.dumps(keys)}, "configs": {json.dumps(configs)}'
         more = f"{answers}, {told}, {_libraries()}"
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
+    order: list[str] = []  # of questions
     runs = [run(0)]
     while True:
         fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
@@ -134,6 +135,7 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
         keys += lacking
         configs |= new
         runs = [run(0)]
+    order += dict.fromkeys(what for what, *_ in runs[0].get("branches", ()))
     is_late = (runs[0]["ended"] or {}).get("kind") == "time"
     if not is_late or runs[0]["trainings"]:  # a loop of one's own that takes its time
         if runs[0]["asked"]:

@@ -363,7 +363,9 @@ class _Reader:
                 groups["quantization"] = Arguments("BitsAndBytesConfig", bits, found)
                 text = f"use BitsAndBytesConfig({next(iter(bits))}=True) in transformers 5"
                 found.notes.append(f"{loaded.where(next(iter(bits)))}: {text}")
-        elif (one := made(chosen)) and self._library(one).endswith(".BitsAndBytesConfig"):
+        elif (one := made(chosen)) and (one.get("given") or {}).get("dequantize") is True:
+            loaded.values.pop(name, None)  # of Mxfp4Config and others: it is loaded in 16 bits
+        elif one and self._library(one).endswith(".BitsAndBytesConfig"):
             quantization = self.arguments(one, found)
             if any(quantization.take(word) or quantization.is_unknown(word) for word in words):
                 groups["quantization"] = quantization

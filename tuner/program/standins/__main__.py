@@ -19,6 +19,7 @@ from tuner.program.standins import NOT_INSTALLED, configs, guard, libraries, mod
 from tuner.program.standins.files import opened
 from tuner.program.standins.unknown import (
     ABSENT,
+    ENTRIES,
     KEYS,
     MAY_BE_NONE,
     ORACLE,
@@ -49,6 +50,7 @@ def _end(kind: str, text: str, where: dict[str, Any] | None) -> dict[str, Any]:
 
 def run(request: dict[str, Any]) -> dict[str, Any] | None:
     ORACLE.seed, ORACLE.fixed = request.get("seed", 0), request.get("fixed", {})
+    ORACLE.order = {what: number for number, what in enumerate(request.get("order", ()))}
     KEYS[:] = request.get("keys", ())
     main = request.get("main") or ""
     os.chdir(request.get("folder") or ".")
@@ -77,6 +79,8 @@ def run(request: dict[str, Any]) -> dict[str, Any] | None:
             import runpy
 
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if ENTRIES and not record.TRAININGS and not record.LOOPS:
+            ENTRIES.get("local_entrypoint(...)", [*ENTRIES.values()][-1])()
     except SystemExit as end:
         return _end("exit", str(end.code), _last_line(end))
     except BaseException as error:
