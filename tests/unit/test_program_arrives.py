@@ -238,21 +238,9 @@ Trainer(AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), train_dataset={})
 """
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        "cut.filter(lambda row: len(row['input_ids']) <= 96)",
-        "cut.filter(lambda row: 16 < len(row['input_ids']) < 97)",
-        "ConstantLengthDataset(tokenizer, rows, seq_length=96)",
-    ],
-)
-def test_rows_are_as_long_as_their_filter_or_data_set_keeps_them(tmp_path, rows):
+def test_rows_of_a_data_set_of_constant_length_have_its_length(tmp_path):
+    rows = "ConstantLengthDataset(tokenizer, cut, seq_length=96)"
     assert value(planned(tmp_path, ROWS.format(rows)), "max_length") == 96
-
-
-def test_a_filter_that_keeps_long_rows_cuts_none(tmp_path):
-    with pytest.raises(UndecidedError, match="the longest row"):
-        planned(tmp_path, ROWS.format("cut.filter(lambda row: len(row['input_ids']) > 8)"))
 
 
 def test_a_models_folder_beside_the_program_tells_its_sizes(tmp_path):

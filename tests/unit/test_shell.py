@@ -38,7 +38,9 @@ STARTS = {
         "python train.py --b 1",
         "python train.py --b 2",
     ],
-    "(while true; do nvidia-smi; sleep 9; done) & python train.py & [[ a && b ]]; kill $!": [PYTHON],
+    "(while true; do nvidia-smi; sleep 9; done) & python train.py & [[ a && b ]]; kill $!": [
+        PYTHON
+    ],
     'R="torchrun --node_rank"; srun -n 1 bash -c "$R \\$SLURM_PROCID train.py" | tee log': [
         "torchrun --node_rank 0 train.py"
     ],

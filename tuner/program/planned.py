@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -226,7 +225,7 @@ class _Planner:
         """The plan of a training that `program` starts."""
         found, given, gpu = training.found, self.given, self.gpu
         with _malformed(program):
-            chosen = self.model or (planned.model and beside(program, planned.model))
+            chosen = self.model or beside(program, planned.model)
             if chosen is None and not {MODEL, OWN_MODULE} & {*map(_knob, found.problems)}:
                 found.problems.append(Undecided(_NO_MODEL, "", MODEL))
             said = dict(given)

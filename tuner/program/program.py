@@ -168,8 +168,10 @@ def starts_of(program: Program) -> list[Program]:
     return found
 
 
-def beside(program: Program, model: str) -> str:
+def beside(program: Program, model: str | None) -> str | None:
     """A model's folder is meant from the folder that the program runs in, as a path."""
+    if model is None:
+        return None
     folder = program.folder / model
     # Without a separator it would be a model of the catalogue, which may have the same name.
     return os.path.join(os.curdir, folder) if folder.is_dir() else model  # noqa: PTH118

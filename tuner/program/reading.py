@@ -483,13 +483,6 @@ def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
     return default
 
 
-_LIKE_FLASH = (
-    "flash_attention_3", "flex_attention", "xformers", "kernels-community/flash-attn",
-    "kernels-community/vllm-flash-attn",
-)  # fmt: skip
-"""Kernels that keep what FlashAttention-2 keeps: their output and a number for each row."""
-
-
 def attention(arguments: Arguments, name: str) -> str:
     """The attention; transformers takes sdpa where nothing is said."""
     chosen = str(arguments.take(name, "sdpa"))
@@ -497,7 +490,7 @@ def attention(arguments: Arguments, name: str) -> str:
         return chosen
     if chosen.startswith("kernels-community/flash-attn2"):
         return "flash_attention_2"
-    if chosen.startswith(_LIKE_FLASH):
+    if chosen.startswith(tuple(TABLES["like_flash"])):
         arguments.found.left_out.append(f"{arguments.where(name)}: {chosen}, as flash_attention_2")
         return "flash_attention_2"
     arguments.refuse(name, f"is {chosen}; predicted are eager, sdpa and flash_attention_2")

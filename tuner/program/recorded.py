@@ -117,9 +117,8 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
     configs: dict[str, Any] = {}  # of models that it names
 
     def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}, "order": {json.dumps(order)}'
-        told = f'"keys": {json.dumps(keys)}, "configs": {json.dumps(configs)}'
-        more = f"{answers}, {told}, {_libraries()}"
+        own = {"seed": seed, "fixed": fixed or {}, "order": order, "keys": keys, "configs": configs}
+        more = f"{json.dumps(own)[1:-1]}, {_libraries()}"
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
     order: list[str] = []  # of questions
@@ -128,7 +127,7 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
         fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
         lacking = _KEY_ERROR.findall(runs[0]["ended"]["text"]) if fails else []
         lacking = [key for key in lacking if key not in keys]
-        named = {name: entry_like(beside(program, name)) for name in runs[0].get("models", ())}
+        named = {n: entry_like(str(beside(program, n))) for n in runs[0].get("models", ())}
         new = {n: {**entry.config} for n, entry in named.items() if entry and n not in configs}
         if not new and (not lacking or len(keys) >= _MOST_KEYS):
             break

@@ -242,8 +242,8 @@ def without_files(text: str) -> str:
         elif kind == "here":
             marks.append(found["mark"].strip("'\""))
         elif kind == "job" and not inside and not _ENDS.search(text, start, place):
-            part, start = "; : &", found.end()  # jobs that run at once would mix what they tell
-            place = start - len(part)
+            # Jobs that run at once would mix what they tell.
+            part, start, place = "; : &", found.end(), found.end() - len("; : &")
         elif kind == "write" and not (inside and inside[-1] in ("[[", "((", "$((")):
             target, sign = found["target"], text[place : found.start("target")]
             part = f"{sign}/dev/null"

@@ -125,16 +125,6 @@ _ATTENTION = ("attn_implementation", "_attn_implementation")
 _GENERIC = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 """Linear layers that a stand-in lists for any model: a program that lists them means them all."""
 
-_OVERRIDES = {
-    "compute_loss": "",
-    "training_step": "",
-    "create_optimizer": "optimizer",
-    "create_optimizer_and_scheduler": "optimizer",
-    "get_optimizer_cls_and_kwargs": "optimizer",
-    "get_train_dataloader": "micro_batch",
-}
-"""Methods of trainers that decide memory, by the parameter that says what one's own does."""
-
 
 @dataclass(slots=True)
 class _Reader:
@@ -418,7 +408,7 @@ class _Reader:
         """Methods of a trainer that the program replaces by its own, and its own optimizer."""
         what = "is the program's own, and what it takes is known only when it runs"
         assigned = trainer.get("assigned") or {}
-        for method, knob in _OVERRIDES.items():
+        for method, knob in TABLES["overrides"].items():
             if method in (*(trainer.get("methods") or ()), *assigned):
                 effect: Effect = "" if knob else "adds"
                 where = f"{self.places.at(trainer.get('where'))} {last(trainer['class'])}.{method}"

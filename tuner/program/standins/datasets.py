@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import re
 import types
@@ -206,27 +205,15 @@ def _cut(function: Any, batched: bool, **kwargs: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _kept(function: Any, *_: Any, **kwargs: Any) -> int | None:
-    """The tokens of the longest row that a filter keeps; None if it keeps long ones."""
-
-    def drops(tokens: int) -> bool:
-        return tried(function, {"input_ids": [0] * tokens}, **kwargs)[0] is not True
-
-    least = next((n for n in (1, 64, 512, 4096) if not drops(n)), LONG)
-    most = bisect.bisect_left(range(LONG), True, least, LONG, key=drops) - 1
-    return most if least <= most < LONG - 1 else None
-
-
 def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
     """The length to which the function cuts rows, if it does."""
     function = args[0] if args else kwargs.get("function", kwargs.get("transform"))
     rows = [Unknown("row"), Unknown("index")][: 2 if kwargs.get("with_indices") else 1]
     given, many = kwargs.get("fn_kwargs") or {}, kwargs.get("batched") is True
-    filters = self._what.endswith("filter")
     made, calls = tried(function, *rows, **given)
     if (note := _length(made, calls, many or "transform" in self._what)) is not None:
         _ROWS[_line(note)] = note
-    elif not calls and (tokens := (_kept if filters else _cut)(function, many, **given)):
+    elif not calls and (tokens := _cut(function, many, **given)):
         for line in [k for k, v in _ROWS.items() if type(v.given["max_length"]) is Unknown]:
             del _ROWS[line]
         note = call("datasets.map", (), {"max_length": tokens})
@@ -234,7 +221,7 @@ def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
     return note
 
 
-CALLS.update(dict.fromkeys(("map", "filter", "with_transform", "set_transform"), _mapped))
+CALLS.update(dict.fromkeys(("map", "with_transform", "set_transform"), _mapped))
 
 
 def _of_library(value: Any) -> Note | None:

@@ -216,25 +216,20 @@ class LightningModule(Thing):
 
 
 class Parameters(dict[str, Any]):
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
     def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
+        try:
+            return self[name] if name[:2] != "__" else super().__getattribute__(name)
+        except KeyError:
+            raise AttributeError(name) from None
 
 
-class Tracked(dict[str, Any]):
+class Tracked(Parameters):
     """`wandb.config`: what the program gives it; the rest is unknown."""
 
     def __missing__(self, name: str) -> Any:
         return Unknown(f"wandb.config.{name}")
-
-    def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__":
-            raise AttributeError(name)
-        return self[name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name]

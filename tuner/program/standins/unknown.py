@@ -20,7 +20,7 @@ from itertools import chain, combinations, islice, pairwise
 from opcode import opname
 from typing import Any
 
-from tuner.program.standins import MARK
+from tuner.program.standins import MARK, NAMES
 from tuner.program.standins.tables import Tables
 
 put = object.__setattr__
@@ -30,17 +30,13 @@ LONG = 2**15 + 1
 """Tokens of a row that a cut to fewer makes shorter."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
-_PLAIN = set(
-    "loguru rich tenacity retry backoff beartype typeguard colorama termcolor typer modal".split()
-)
+_PLAIN = set(NAMES["plain"])
 """Libraries that print, repeat or check what a program does, and change no value."""
 ENTRIES: dict[str, Any] = {}
 """Functions that `modal run` starts, by their decorators; the entrypoint counts first."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
-MAY_BE_NONE = set(
-    "pad_token _pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split()
-)
+MAY_BE_NONE = set(NAMES["may be none"])
 """Whether these are None matters to no memory; nearly every program asks."""
 _LIBRARIES = (
     os.path.join(os.path.dirname(__file__), ""),

@@ -102,17 +102,16 @@ def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
 
 def _as_model(training: ProgramTraining, knobs: dict[str, Any]) -> None:
     """Note where the reference isn't the trained model as it is loaded."""
-    reference, model, trainer = training["reference"], training["model"], training["trainer"]
-    named = [reference.take(n) for n in ("pretrained_model_name_or_path", "0", "model_name")]
-    own = model.take("0", training.model_by_name)
-    said = str(reference.take("dtype", reference.take("torch_dtype"))).removeprefix("torch.")
-    its = DTYPES.get(said)
-    bits = [reference.take(name) for name in ("quantization_config", "load_in_4bit", "load_in_8bit")]
-    if own not in named or any(bits) != training.has("quantization"):
+    reference, trainer, own = training["reference"], training["trainer"], knobs["precision"]
+    names, words = ("pretrained_model_name_or_path", "0"), ("quantization_config", "load_in_4bit")
+    is_quantized = any(map(reference.take, (*words, "load_in_8bit")))
+    its = DTYPES.get(str(reference.take("dtype", reference.take("torch_dtype"))))
+    model = training["model"].take("0", training.model_by_name)
+    if model not in map(reference.take, names) or is_quantized != training.has("quantization"):
         trainer.refuse("ref_model", f"isn't the trained model as it is loaded: {EMULATE}")
-    elif its != knobs["precision"] and its == "fp32":
+    elif its == "fp32" != own:
         trainer.adds("ref_model", "a reference in fp32")
-    elif its != knobs["precision"] == "fp32":
+    elif own == "fp32" != its:
         trainer.bound("ref_model", "a reference of fewer bits")
 
 
@@ -142,8 +141,8 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
         arguments.taken.add("max_length")
         knobs |= reading.length_of_rows(training)
     elif length is not None and length.value is None and length.problem is None:
-        text = "is None: the longest example decides; pass --set max_length"
-        arguments.found.problems.append(Undecided(text, arguments.where("max_length"), "max_length"))
+        text, at = "is None: the longest example decides; pass --set max_length", "max_length"
+        arguments.found.problems.append(Undecided(text, arguments.where(at), at))
     else:
         knobs["max_length"] = reading.number(arguments, "max_length", 1024)
     trainer = training["trainer"]
