@@ -216,7 +216,7 @@ class LightningModule(Thing):
 
 
 class Parameters(dict[str, Any]):
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+    __setattr__ = dict.__setitem__
 
     def __getattr__(self, name: str) -> Any:
         try:
