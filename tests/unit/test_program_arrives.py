@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tuner.app.cli.main import run
-from tuner.core.errors import UndecidedError
+from tuner.core.errors import InputError, UndecidedError, UnsupportedError
 from tuner.program.planned import ProgramPlan, plan_program
 from tuner.program.program import read_program
+from tuner.space.models.catalogue import get_entry
 
 IMPORTS = """\
 import torch, datasets
@@ -164,3 +167,138 @@ def test_of_several_trainings_the_largest_is_the_answer_and_each_is_told(
     assert run(words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "read as fp32 with bf16, LoRA 64, batch 8 x 1, length 512, " in out
+
+
+LOADED = "model = AutoModelForCausalLM.from_pretrained('tiny-llama-3m', dtype=torch.bfloat16)\n"
+REFERENCE = """\
+other = AutoModelForCausalLM.from_pretrained({})
+DPOTrainer(model, ref_model=other, args=DPOConfig()).train()
+"""
+
+
+def test_a_reference_is_priced_as_the_model_only_where_it_is_loaded_like_it(tmp_path):
+    same, wider = "'tiny-llama-3m', dtype=torch.bfloat16", "'tiny-llama-3m', dtype='float32'"
+    assert not planned(tmp_path, LOADED + REFERENCE.format(same)).at_least
+    (note,) = planned(tmp_path, LOADED + REFERENCE.format(wider)).at_least
+    assert "ref_model: a reference in fp32 isn't modelled, and takes more memory" in note
+    for other in ("'qwen3-0.6b'", f"{same}, quantization_config={FOUR_BITS}"):
+        with pytest.raises(InputError, match="ref_model: isn't the trained model as it is loaded"):
+            planned(tmp_path, LOADED + REFERENCE.format(other))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SFT.format("", "peft_config=LoraConfig(layer_replication=[[0, 2], [1, 2]])"),
+        LOADED.replace(
+            "bfloat16", "bfloat16, quantization_config=" + FOUR_BITS[:-1] + ", {})"
+        ).format("llm_int8_skip_modules=['lm_head', 'q_proj']")
+        + "SFTTrainer(model, args=SFTConfig(), peft_config=LoraConfig()).train()\n",
+    ],
+    ids=["layers used twice", "weights in 16 bits"],
+)
+def test_settings_that_add_memory_are_no_fit(tmp_path, text):
+    assert planned(tmp_path, text).at_least
+
+
+RAY = """\
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+from ray.train.huggingface.transformers import prepare_trainer
+def train(config):
+    trainer = SFTTrainer('tiny-llama-3m', args=SFTConfig(max_length=config['length']))
+    prepare_trainer(trainer).train()
+how = ScalingConfig(num_workers={}, use_gpu=True)
+TorchTrainer(train, train_loop_config={{'length': 96}}, scaling_config=how).fit()
+"""
+
+
+def test_rays_trainer_runs_its_function_in_one_process_only(tmp_path):
+    assert value(planned(tmp_path, RAY.format(1)), "max_length") == 96
+    with pytest.raises(UnsupportedError, match="found: TorchTrainer"):
+        planned(tmp_path, RAY.format(2))
+
+
+@pytest.mark.parametrize("decorator", ["@finds", "@finds(starting_batch_size=16)"])
+def test_a_batch_that_is_looked_for_is_unknown(tmp_path, decorator):
+    text = "from accelerate.utils import find_executable_batch_size as finds\n"
+    text += f"{decorator}\ndef train(size, length):\n    "
+    text += SFT.format("per_device_train_batch_size=size, max_length=length", "") + "train(96)\n"
+    with pytest.raises(UndecidedError, match="what find_executable_batch_size finds, 1"):
+        planned(tmp_path, text)
+    assert value(planned(tmp_path, text, micro_batch=2), "max_length") == 96
+
+
+ROWS = """\
+from transformers import AutoTokenizer, Trainer
+from trl.trainer import ConstantLengthDataset
+tokenizer = AutoTokenizer.from_pretrained('t')
+cut = rows.map(lambda row: tokenizer(row['text']))
+Trainer(AutoModelForCausalLM.from_pretrained('tiny-llama-3m'), train_dataset={}).train()
+"""
+
+
+def test_rows_of_a_data_set_of_constant_length_have_its_length(tmp_path):
+    rows = "ConstantLengthDataset(tokenizer, cut, seq_length=96)"
+    assert value(planned(tmp_path, ROWS.format(rows)), "max_length") == 96
+
+
+def test_a_models_folder_beside_the_program_tells_its_sizes(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dict(get_entry("qwen3-0.6b").config)))
+    text = "from transformers import AutoConfig\n"
+    text += "width = AutoConfig.from_pretrained('./model').hidden_size\n"
+    text += SFT.format("max_length=width", "").replace("tiny-llama-3m", "./model")
+    assert value(planned(tmp_path, text), "max_length") == 1024
+
+
+def test_a_quantisation_that_is_undone_when_it_is_loaded_is_none(tmp_path):
+    text = "from transformers import Mxfp4Config\n"
+    text += LOADED.replace("bfloat16", "bfloat16, quantization_config=Mxfp4Config({})")
+    text += "SFTTrainer(model, args=SFTConfig()).train()\n"
+    assert value(planned(tmp_path, text.format("dequantize=True")), "precision") == "bf16"
+    with pytest.raises(InputError, match="a quantisation other than bitsandbytes'"):
+        planned(tmp_path, text.format(""))
+
+
+MODAL = """\
+import modal
+app = modal.App('a', image=modal.Image.debian_slim().pip_install('trl'))
+@app.function(gpu='A100')
+def train(length: int = 96):
+    SFTTrainer('tiny-llama-3m', args=SFTConfig(max_length=length)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("", 96), ("@app.local_entrypoint()\ndef main(n: int = 80):\n    train.remote(n)\n", 80)],
+)
+def test_modal_starts_the_entrypoint_or_the_last_function(tmp_path, text, length):
+    assert value(planned(tmp_path, MODAL + text), "max_length") == length
+
+
+def test_each_of_several_questions_is_named_for_its_own_setting(tmp_path):
+    names = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps", "optim")
+    values = dict.fromkeys(names[:3], (2, 4)) | {"optim": ("sgd", "adafactor")}
+    lines = [f"{n} = {values[n][0]!r} if rows.{n} else {values[n][1]!r}\n" for n in names]
+    text = "".join(lines) + SFT.format(", ".join(f"{n}={n}" for n in names), "")
+    with pytest.raises(UndecidedError) as raised:
+        planned(tmp_path, text)
+    for line, name in enumerate(names, 6):
+        assert re.search(rf"{name} differs with the answers at \S+:{line}\)", str(raised.value))
+
+
+def test_unsloths_collator_cuts_rows_to_the_length_of_the_model(tmp_path):
+    text = """\
+from unsloth import FastVisionModel, UnslothVisionDataCollator
+model, tokenizer = FastVisionModel.from_pretrained("qwen3-0.6b", max_lora_rank=64, {})
+args = SFTConfig(dataset_kwargs={{"skip_prepare_dataset": True}}, max_length=512)
+tokenizer(rows[0]["image"], "a prompt", return_tensors="pt")
+collator = UnslothVisionDataCollator(model, tokenizer, {})
+SFTTrainer(model, args=args, train_dataset=[], data_collator=collator).train()
+"""
+    for given in (("max_seq_length=96", ""), ("", "max_seq_length=96")):
+        assert value(planned(tmp_path, text.format(*given)), "max_length") == 96
+    assert value(planned(tmp_path, text.format("", "")), "max_length") == 2048

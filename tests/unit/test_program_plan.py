@@ -220,6 +220,10 @@ def test_a_file_that_a_shell_script_writes_is_read(tmp_path):
     (tmp_path / "run.sh").write_text(script.format("a.yaml"))
     plan = plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
     assert plan.configuration["max_length"] == 64
+    text = f"python - a.yaml <<'EOF'\n{SCRIPT}{text}{SFT.format('**given', '')}\nEOF\n"
+    (tmp_path / "run.sh").write_text(script.format("a.yaml").partition("python")[0] + text)
+    plan = plan_program(read_program(["run.sh"], tmp_path, is_run=False), {})
+    assert plan.configuration["max_length"] == 64
     (tmp_path / "run.sh").write_text(script.format("b.yaml"))
     with pytest.raises(
         UnsupportedError, match=r"run\.sh may make it with a command that isn't run"

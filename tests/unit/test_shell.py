@@ -34,6 +34,17 @@ STARTS = {
     'eval "python train.py > log"': [PYTHON],
     "cat > conf.yaml <<EOF\nx: 1 > 2\nEOF\npython train.py": [PYTHON],
     "command -v python && export PATH=/bin:$PATH && touch x; python train.py": [PYTHON],
+    "for b in 1 2; do python train.py --b $b 2>&1 & done\nwait": [
+        "python train.py --b 1",
+        "python train.py --b 2",
+    ],
+    "(while true; do nvidia-smi; sleep 9; done) & python train.py & [[ a && b ]]; kill $!": [
+        PYTHON
+    ],
+    'R="torchrun --node_rank"; srun -n 1 bash -c "$R \\$SLURM_PROCID train.py" | tee log': [
+        "torchrun --node_rank 0 train.py"
+    ],
+    "python - --x 1 <<EOF\nf(1) > 2\nEOF\n": ["python stdin.py --x 1"],
     'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd); python "$HERE/train.py" > "$(date)"': [
         "python HERE/train.py"
     ],

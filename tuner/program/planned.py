@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +47,7 @@ from tuner.program.arguments import (
 )
 from tuner.program.edit.place import is_same
 from tuner.program.launch import ranks_and_knobs, read_launch
-from tuner.program.program import Program, starts_of
+from tuner.program.program import Program, beside, starts_of
 from tuner.program.reading import (
     LOADED,
     MASKED,
@@ -226,7 +225,7 @@ class _Planner:
         """The plan of a training that `program` starts."""
         found, given, gpu = training.found, self.given, self.gpu
         with _malformed(program):
-            chosen = self.model or _beside(program, planned.model)
+            chosen = self.model or beside(program, planned.model)
             if chosen is None and not {MODEL, OWN_MODULE} & {*map(_knob, found.problems)}:
                 found.problems.append(Undecided(_NO_MODEL, "", MODEL))
             said = dict(given)
@@ -312,7 +311,7 @@ class _Planner:
             found.problems = [p for p in found.problems if p not in unknown]
             text = f"max_length={positions}, the positions of the model: rows may be shorter"
             (found.assumed if is_cut else found.at_most).append(text)
-        elif "max_length" not in knobs:
+        elif "max_length" not in knobs and not unknown:
             found.problems.append(Undecided(_NO_LENGTH, "", "max_length"))
 
     def _check_products(
@@ -565,15 +564,6 @@ def _malformed(program: Program) -> Iterator[None]:
     except MALFORMED as error:
         name = program.main or next(iter(program.files), shlex.join(program.command))
         raise InputError(f"{name}: cannot be read: {error}") from error
-
-
-def _beside(program: Program, model: str | None) -> str | None:
-    """A model's folder is meant from the folder that the program runs in, as a path."""
-    if model is None:
-        return None
-    folder = program.folder / model
-    # Without a separator it would be a model of the catalogue, which may have the same name.
-    return os.path.join(os.curdir, folder) if folder.is_dir() else model  # noqa: PTH118
 
 
 def _settled(knobs: Mapping[str, Any], model: str) -> dict[str, Any]:

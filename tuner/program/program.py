@@ -163,8 +163,18 @@ def starts_of(program: Program) -> list[Program]:
         files |= {word: s for word, s in program.files.items() if s.path.resolve() not in own}
         environment = {**program.environment, **start.environment, **one.environment}
         one = replace(one, files=files, environment=environment, started_by=program.shell)
+        one = one if one.main else _with_main(one)
         found += starts_of(one)
     return found
+
+
+def beside(program: Program, model: str | None) -> str | None:
+    """A model's folder is meant from the folder that the program runs in, as a path."""
+    if model is None:
+        return None
+    folder = program.folder / model
+    # Without a separator it would be a model of the catalogue, which may have the same name.
+    return os.path.join(os.curdir, folder) if folder.is_dir() else model  # noqa: PTH118
 
 
 def _no_program(path: Path) -> InputError:

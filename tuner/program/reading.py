@@ -483,13 +483,6 @@ def dtype(arguments: Arguments, names: tuple[str, ...], default: str) -> str:
     return default
 
 
-_LIKE_FLASH = (
-    "flash_attention_3", "flex_attention", "xformers", "kernels-community/flash-attn",
-    "kernels-community/vllm-flash-attn",
-)  # fmt: skip
-"""Kernels that keep what FlashAttention-2 keeps: their output and a number for each row."""
-
-
 def attention(arguments: Arguments, name: str) -> str:
     """The attention; transformers takes sdpa where nothing is said."""
     chosen = str(arguments.take(name, "sdpa"))
@@ -497,7 +490,7 @@ def attention(arguments: Arguments, name: str) -> str:
         return chosen
     if chosen.startswith("kernels-community/flash-attn2"):
         return "flash_attention_2"
-    if chosen.startswith(_LIKE_FLASH):
+    if chosen.startswith(tuple(TABLES["like_flash"])):
         arguments.found.left_out.append(f"{arguments.where(name)}: {chosen}, as flash_attention_2")
         return "flash_attention_2"
     arguments.refuse(name, f"is {chosen}; predicted are eager, sdpa and flash_attention_2")
@@ -511,6 +504,9 @@ compares it with that of the products, as it knows the model."""
 
 def quantized(arguments: Arguments, loaded: str, *, is_widened: bool) -> dict[str, Any]:
     """Knobs of a `BitsAndBytesConfig`; `loaded` is the dtype of what is not quantised."""
+    skipped = arguments.take("llm_int8_skip_modules")
+    if {*(skipped if isinstance(skipped, tuple) else ())} - {"lm_head"}:
+        arguments.adds("llm_int8_skip_modules", "weights that stay in 16 bits")
     arguments.leave_out("BitsAndBytesConfig")
     if arguments.take("load_in_8bit", quietly=True):
         return {"precision": "int8", "compute_dtype": loaded}

@@ -27,7 +27,7 @@ from tuner.program.edit.notebook import code_cells
 from tuner.program.edit.source import NOTEBOOK
 from tuner.program.launch import read_launch
 from tuner.program.places import Places
-from tuner.program.program import Program, read_program
+from tuner.program.program import Program, beside, read_program
 from tuner.program.releases import RENAMED, classes, exports, releases
 from tuner.program.sources import SOURCES
 from tuner.program.standins import PLACEHOLDER
@@ -117,22 +117,24 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
     configs: dict[str, Any] = {}  # of models that it names
 
     def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        answers = f'"seed": {seed}, "fixed": {json.dumps(fixed or {})}'
-        told = f'"keys": {json.dumps(keys)}, "configs": {json.dumps(configs)}'
-        more = f"{answers}, {told}, {_libraries()}"
+        own = {"seed": seed, "fixed": fixed or {}, "order": order, "keys": keys, "configs": configs}
+        more = f"{json.dumps(own)[1:-1]}, {_libraries()}"
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
+    order: list[str] = []  # of questions
     runs = [run(0)]
     while True:
         fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]
         lacking = _KEY_ERROR.findall(runs[0]["ended"]["text"]) if fails else []
-        named = {name: entry_like(name) for name in runs[0].get("models", ())}
+        lacking = [key for key in lacking if key not in keys]
+        named = {n: entry_like(str(beside(program, n))) for n in runs[0].get("models", ())}
         new = {n: {**entry.config} for n, entry in named.items() if entry and n not in configs}
-        if not new and (not {*lacking} - {*keys} or len(keys) >= _MOST_KEYS):
+        if not new and (not lacking or len(keys) >= _MOST_KEYS):
             break
         keys += lacking
         configs |= new
         runs = [run(0)]
+    order += dict.fromkeys(what for what, *_ in runs[0].get("branches", ()))
     is_late = (runs[0]["ended"] or {}).get("kind") == "time"
     if not is_late or runs[0]["trainings"]:  # a loop of one's own that takes its time
         if runs[0]["asked"]:

@@ -1,5 +1,6 @@
 # Decides before each command of a script: it happens, is noted as a start, or is skipped.
 readonly __made __unknown
+for __name in JOB_ID JOBID PROCID NODEID LOCALID; do eval ": \${SLURM_$__name:=0}"; done
 __writes='>>?[[:space:]]*([^&/>=[:space:]]|/[^d])'
 __at_start=$'\2'
 for __name in $(compgen -e); do __at_start+="$__name=${!__name}"$'\2'; done
@@ -9,7 +10,8 @@ __record() {
       [[ $__at_start == *$'\2'"$n=${!n}"$'\2'* ]] || printf '%s\0' "$n=${!n}"
     done; printf '%s\0' $'\1'
     for n in "$__made"/*; do [[ -f $n ]] && printf '%s\0' "${n##*/}" "$(<"$n")"; done
-    printf '%s\0' $'\1'; } >&3
+    printf '%s\0' $'\1'; } > "$__made/.$BASHPID"
+  cat "$__made/.$BASHPID" >&3  # at once, whatever jobs tell meanwhile
 }
 __to() {  # the file that takes the place of one that is written; with a second word, of its end
   local at=$1 to
@@ -36,11 +38,18 @@ __external() {  # in place of a command that is no builtin
       --with*|--extra|--group|-p|--python|-n|--name|--project|--directory) before=''; continue;;
     esac
     before=${!at}
+    local next=$((at + 1)) text=$((at + 2))
+    if [[ ${!at##*/} == python* && ${!next--} == - ]] && text=$(cat) && [[ $text ]]; then
+      printf '%s' "$text" > "$(__to stdin.py)"
+      set -- "${@:1:at}" stdin.py "${@:at + 2}"
+    fi
     case ${!at##*/} in
       python|python[0-9]*|pypy*|torchrun|accelerate|deepspeed|trl|axolotl|llamafactory-cli|tune)
         __record "${@:at}"; echo "$__unknown"; return 0;;
-      bash|sh|zsh) local next=$((at + 1))
-        [[ -f ${!next-} ]] && { __record "${@:at}"; return 0; };;
+      bash|sh|zsh)
+        [[ -f ${!next-} ]] && { __record "${@:at}"; return 0; }
+        [[ ${!next-} == -*c && ${!text-} != *[\;\&\|\(\)\`]* ]] && __words "${!text}" &&
+          { __external "${__said[@]}"; return 0; };;
     esac
     case ${1##*/} in
       exec|nohup|time|env|sudo|uv|poetry|pipenv|conda|srun|mpirun|timeout|numactl|stdbuf|setsid) ;;
@@ -86,6 +95,9 @@ __words() {  # __said: the words of a command without its redirections, expanded
 }
 __before() {  # 1 for a command that is skipped
   local command=$BASH_COMMAND first=${BASH_COMMAND%%[[:space:]]*} name
+  if [[ ${command%%$'\n'*} =~ ^(.*)\<\<-?[[:space:]]*[\"\']?[A-Za-z_]+[\"\']?(.*)$ ]]; then
+    command=${BASH_REMATCH[1]}${BASH_REMATCH[2]}  # without the text that it reads
+  fi
   case $first in
     \[|\[\[|test|\(\(*)  # in one of three runs it is true, in the others mostly false
       __is_unknown "$command" && __skipped && [[ $__unknown == *-2 ]] && ((__met++ < 9)) && return 1

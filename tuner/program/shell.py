@@ -183,7 +183,7 @@ def _parsed(text: str) -> tuple[list[Started], bool]:
 _TOKEN = re.compile(
     r"""(?P<escape>\\.)|(?P<single>\$?'[^']*')|(?P<comment>(?<![^\s;(])\#[^\n]*)"""
     r"""|(?P<open>\$\(\(|\$\(|\(\(|\[\[|\()|(?P<close>\)\)|\)|\]\])|(?P<quote>")"""
-    r"""|(?P<here><<-?\s*(?P<mark>['"]?\w+['"]?))"""
+    r"""|(?P<here><<-?\s*(?P<mark>['"]?\w+['"]?))|(?P<job>(?<![&<>|])&(?![&>]))"""
     r"""|(?P<write>(?:\d*|&)>>?\|?(?![&(>])[ \t]*"""
     r"""(?P<target>(?:"[^"]*"|'[^']*'|\$\([^)]*\)|[^\s;&|<>()])+))""",
     re.DOTALL,
@@ -192,6 +192,10 @@ _TOKEN = re.compile(
 
 _KEPT = re.compile(r"\s*(?:(?:then|do|else)\s+)*(?:(?:cat|echo|printf|done)\b|[(}])")
 """The beginning of a command whose output to a file is kept."""
+
+
+_ENDS = re.compile(r"(?:(?:^|\s)(?:done|\})|\))\s*$")
+"""The end of a loop or group, which may be endless."""
 
 
 def without_files(text: str) -> str:
@@ -237,6 +241,9 @@ def without_files(text: str) -> str:
             inside.pop() if quoted else inside.append('"')
         elif kind == "here":
             marks.append(found["mark"].strip("'\""))
+        elif kind == "job" and not inside and not _ENDS.search(text, start, place):
+            # Jobs that run at once would mix what they tell.
+            part, start, place = "; : &", found.end(), found.end() - len("; : &")
         elif kind == "write" and not (inside and inside[-1] in ("[[", "((", "$((")):
             target, sign = found["target"], text[place : found.start("target")]
             part = f"{sign}/dev/null"

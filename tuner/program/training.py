@@ -115,7 +115,7 @@ _CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 
 _SHAPES = re.compile(
     r"n_(layer|embd|head|inner|positions)|num_.*(layers|heads|experts|experts_per_tok)"
-    r"|.*_(size|dim|rank|layers)|layer_types|tie_word_embeddings"
+    r"|(?!max_lora_).*_(size|dim|rank|layers)|layer_types|tie_word_embeddings"
 )
 """Settings of a model's configuration that are shapes of its weights or of what they compute."""
 
@@ -124,16 +124,6 @@ _ATTENTION = ("attn_implementation", "_attn_implementation")
 
 _GENERIC = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 """Linear layers that a stand-in lists for any model: a program that lists them means them all."""
-
-_OVERRIDES = {
-    "compute_loss": "",
-    "training_step": "",
-    "create_optimizer": "optimizer",
-    "create_optimizer_and_scheduler": "optimizer",
-    "get_optimizer_cls_and_kwargs": "optimizer",
-    "get_train_dataloader": "micro_batch",
-}
-"""Methods of trainers that decide memory, by the parameter that says what one's own does."""
 
 
 @dataclass(slots=True)
@@ -363,7 +353,9 @@ class _Reader:
                 groups["quantization"] = Arguments("BitsAndBytesConfig", bits, found)
                 text = f"use BitsAndBytesConfig({next(iter(bits))}=True) in transformers 5"
                 found.notes.append(f"{loaded.where(next(iter(bits)))}: {text}")
-        elif (one := made(chosen)) and self._library(one).endswith(".BitsAndBytesConfig"):
+        elif (one := made(chosen)) and (one.get("given") or {}).get("dequantize") is True:
+            loaded.values.pop(name, None)  # of Mxfp4Config and others: it is loaded in 16 bits
+        elif one and self._library(one).endswith(".BitsAndBytesConfig"):
             quantization = self.arguments(one, found)
             if any(quantization.take(word) or quantization.is_unknown(word) for word in words):
                 groups["quantization"] = quantization
@@ -416,7 +408,7 @@ class _Reader:
         """Methods of a trainer that the program replaces by its own, and its own optimizer."""
         what = "is the program's own, and what it takes is known only when it runs"
         assigned = trainer.get("assigned") or {}
-        for method, knob in _OVERRIDES.items():
+        for method, knob in TABLES["overrides"].items():
             if method in (*(trainer.get("methods") or ()), *assigned):
                 effect: Effect = "" if knob else "adds"
                 where = f"{self.places.at(trainer.get('where'))} {last(trainer['class'])}.{method}"

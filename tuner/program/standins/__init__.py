@@ -16,6 +16,13 @@ V = JSON, {"$unknown": what, "where": [W]}, {"$object": O} or {"$name": "torch.b
 W = {file, line, end, column, end_column} of your own call.
 """
 
+import json
+import os
+
+with open(os.path.join(os.path.dirname(__file__), "names.json"), encoding="utf-8") as _file:
+    NAMES = {kind: " ".join(lines).split() for kind, lines in json.load(_file).items()}
+"""Names of libraries, and names in them, by what is made of them."""
+
 PLACEHOLDER = "placeholder-for-a-secret"
 """Takes the place of tokens and passwords in the environment of the program."""
 

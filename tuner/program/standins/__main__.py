@@ -15,10 +15,12 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
+from tuner.program import standins
 from tuner.program.standins import NOT_INSTALLED, configs, guard, libraries, models, record
 from tuner.program.standins.files import opened
 from tuner.program.standins.unknown import (
     ABSENT,
+    ENTRIES,
     KEYS,
     MAY_BE_NONE,
     ORACLE,
@@ -49,6 +51,7 @@ def _end(kind: str, text: str, where: dict[str, Any] | None) -> dict[str, Any]:
 
 def run(request: dict[str, Any]) -> dict[str, Any] | None:
     ORACLE.seed, ORACLE.fixed = request.get("seed", 0), request.get("fixed", {})
+    ORACLE.order = {what: number for number, what in enumerate(request.get("order", ()))}
     KEYS[:] = request.get("keys", ())
     main = request.get("main") or ""
     os.chdir(request.get("folder") or ".")
@@ -77,6 +80,8 @@ def run(request: dict[str, Any]) -> dict[str, Any] | None:
             import runpy
 
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if ENTRIES and not record.TRAININGS and not record.LOOPS:
+            ENTRIES.get("local_entrypoint(...)", [*ENTRIES.values()][-1])()
     except SystemExit as end:
         return _end("exit", str(end.code), _last_line(end))
     except BaseException as error:
@@ -162,13 +167,6 @@ def _last_line(error: BaseException) -> dict[str, Any] | None:
     return found
 
 
-_SOFT = set(
-    """ast base64 datetime decimal hashlib _hashlib html io _io json re statistics string textwrap
-    unicodedata urllib.parse uuid""".split()
-)
-"""Modules of Python's own whose functions take texts and numbers, and change nothing."""
-
-
 def _softly(function: Any) -> Any:
     """The function; one of a text, a file or Python's own takes what is unknown as well."""
     owner = getattr(function, "__self__", None)
@@ -177,7 +175,7 @@ def _softly(function: Any) -> Any:
     of_text = type(owner) in (str, bytes, re.Pattern)
     home = owner if type(owner) is types.ModuleType else function
     name = getattr(home, "__name__" if home is owner else "__module__", None)
-    return _unless_unknown(function) if of_text or name in _SOFT else function
+    return _unless_unknown(function) if of_text or name in standins.NAMES["soft"] else function
 
 
 def _text(value: Any) -> Any:

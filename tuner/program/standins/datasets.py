@@ -224,12 +224,26 @@ def _mapped(self: Any, args: Any, kwargs: Any) -> Note | None:
 CALLS.update(dict.fromkeys(("map", "with_transform", "set_transform"), _mapped))
 
 
+def _of_library(value: Any) -> Note | None:
+    """The length to which a collator or a data set of a library cuts or fills rows, if it does."""
+    if not isinstance(note := getattr(value, "_note", None), Note):
+        return None
+    name, length = note.path.rpartition(".")[2], note.given.get("max_length")
+    if name == "UnslothVisionDataCollator":
+        model = getattr(note.given.get("model", note.given.get("0")), "_note", None)
+        usual = model.given.get("max_seq_length", 2048) if model else Unknown("length of the model")
+        length = note.given.get("max_seq_length", usual)
+    elif name == "ConstantLengthDataset":
+        length = note.given.get("seq_length", 1024)
+    elif note.given.get("padding") != "max_length":
+        return None
+    return length and Note(note.path, note.where, (), {"max_length": length})
+
+
 def tokenized(rows: Any, collator: Any, others: Any) -> list[Note]:
     """The lengths of the rows of a trainer, and the tokens that were added."""
     own = _length(*tried(collator, [Unknown("row")]), many=True)
-    padded = getattr(collator, "_note", None)  # a library's
-    if padded is not None and padded.given.get("padding") == "max_length":
-        own = padded if padded.given.get("max_length") else own
+    own = _of_library(collator) or _of_library(rows) or own
     if own is None and (item := getattr(type(rows), "__getitem__", None)) is not None:
         own = _length(*tried(item, rows, 0), many=False)
     if own is None and (each := getattr(type(rows), "__iter__", None)) is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from typing import Any
 
-from tuner.program.standins import PLACEHOLDER, files
+from tuner.program.standins import NAMES, PLACEHOLDER, files
 from tuner.program.standins.files import DEVICES, WRITES, Layer, Refused
 from tuner.program.standins.unknown import is_library, users_frame, where
 
@@ -32,22 +32,6 @@ _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_?KEY(_ID)?)$", re.
 _DROPPED = (
     "killpg setpriority sched_setaffinity sched_setscheduler setns unshare pidfd_open".split()
 )
-_REFUSED = (  # events that Python tells of before they happen
-    "os.remove os.rmdir os.mkdir os.chmod os.chown os.chflags os.utime os.truncate os.setxattr"
-    " os.removexattr os.rename os.link os.symlink os.system os.exec os.fork os.forkpty os.spawn"
-    " os.posix_spawn os.startfile os.startfile/2 os.killpg subprocess.Popen pty.spawn"
-    " _winapi.CreateProcess _winapi.TerminateProcess _winapi.CopyFile2 winreg.CreateKey"
-    " winreg.DeleteKey winreg.DeleteValue winreg.SaveKey winreg.LoadKey winreg.SetValue"
-    " syslog.syslog socket.sethostname resource.prlimit sqlite3.connect"
-).split()
-_SOCKETS = (
-    "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo"
-    " socket.gethostbyname socket.gethostbyaddr socket.getnameinfo"
-).split()
-_NATIVE = (  # libraries that write files or use sockets without Python being told of it
-    "pyarrow tokenizers safetensors h5py grpc zmq polars duckdb pycurl lmdb psycopg2 _cffi_backend"
-    " fastparquet rocksdb lxml netCDF4 tables cv2 torch jaxlib tensorflow"
-).split()
 _UNKNOWN: list[Callable[[str], Any]] = []
 
 leave = os._exit
@@ -230,11 +214,11 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         is_kept = not is_written or isinstance(path, int) or os.fsdecode(path) in DEVICES
         if not is_kept and sys._getframe(1).f_code.co_filename != files.__file__:
             raise Refused(f"open({path!r})")
-    elif event in _REFUSED or (event == "os.kill" and args[1]):
+    elif event in NAMES["refused"] or (event == "os.kill" and args[1]):
         is_descriptor = event == "os.truncate" and isinstance(args[0], int)
         if not is_descriptor and sys._getframe(1).f_code.co_filename != files.__file__:
             raise Refused(f"{event}({', '.join(map(repr, args[:1]))})")
-    elif event in _SOCKETS and "socketpair" not in sys._getframe(1).f_code.co_name:
+    elif event in NAMES["sockets"] and "socketpair" not in sys._getframe(1).f_code.co_name:
         drop(event)
         raise OSError(errno.ENETUNREACH, "no network here")
     elif event.startswith(("ctypes.dl", "ctypes.call")):
@@ -247,7 +231,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         root = args[0].partition(".")[0]
         if not is_library(os.path.abspath(args[1])):
             raise Refused(f"the compiled extension {args[0]}")
-        if root in _NATIVE:
+        if root in NAMES["native"]:
             raise ImportError(f"{root} is not loaded when a program is only read", name=root)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import dis
 import importlib
 import importlib.machinery
@@ -14,7 +15,8 @@ import typing
 from opcode import opname
 from typing import Any, cast
 
-from tuner.program.standins import MARK, configs, datasets, dotenv, guard, models, trainers, unknown
+from tuner.program import standins
+from tuner.program.standins import configs, datasets, dotenv, guard, models, trainers, unknown
 from tuner.program.standins.record import STANDINS
 from tuner.program.standins.unknown import (
     ABSENT,
@@ -27,49 +29,24 @@ from tuner.program.standins.unknown import (
     thing,
 )
 
+MARK, NAMES = standins.MARK, standins.NAMES
 CORE = set("torch transformers trl peft accelerate unsloth datasets bitsandbytes".split())
 # A class of these is known by its last name, whatever module it is taken from.
 SHORT = set("lightning pytorch_lightning sentence_transformers diffusers setfit tqdm".split())
 SHORT |= CORE - {"torch", "bitsandbytes"}
-_HEAVY = """torchvision torchaudio unsloth_zoo evaluate wandb deepspeed liger_kernel vllm
-huggingface_hub sklearn pandas flash_attn triton xformers mlflow comet_ml trackio matplotlib scipy
-nltk tensorboard google kernels optimum safetensors tokenizers apex ray swanlab IPython requests
-urllib3 soundfile librosa snac PIL cv2 openenv torchtune galore_torch lomo_optim torchao hqq
-auto_gptq gptqmodel timm einops seaborn plotly rouge_score jiwer gradio openai anthropic httpx
-aiohttp polars pyarrow torchdata torchmetrics lightning_fabric onnx onnxruntime tensorflow jax flax
-keras optuna langchain llama_index qwen_vl_utils mistral_common tiktoken sentencepiece faiss mteb
-psutil pynvml schedulefree apollo_torch adam_mini grokadamw came_pytorch torch_optimizer ipywidgets
-axolotl llamafactory nemo megatron transformer_engine h5py grpc duckdb pycurl lmdb psycopg2 cffi
-fastparquet rocksdb cut_cross_entropy causal_conv1d mamba_ssm fla zmq uvicorn fastapi"""
-HEAVY = CORE | SHORT | set(_HEAVY.split())
-SUBMODULES = """utils nn data pytorch trainer_utils amp functional lr_scheduler optim profiler
-cudnn models""".split()
+HEAVY = CORE | SHORT | set(NAMES["heavy"])
 RELEASES: dict[str, str] = {}
 EXPORTS: dict[str, dict[str, str]] = {}
 GPU: dict[str, Any] = {}
 FIXED: dict[str, Any] = {}
 """Stand-ins with a meaning of their own, by path or by library and last name."""
 PARENTS: set[str] = set()
-PARSERS = """transformers.HfArgumentParser trl.TrlParser trl.get_peft_config
-trl.get_quantization_config fire.Fire omegaconf.OmegaConf typer.run tyro.cli
-jsonargparse.CLI jsonargparse.auto_cli simple_parsing.parse"""
+PARSERS = NAMES["parsers"]
 _OWN = {
     trainers: "accelerate.Accelerator deepspeed.initialize torch.optim.Optimizer",
     datasets: "torch.utils.data.DataLoader tqdm.tqdm",
     models: "peft.get_peft_model transformers.AutoConfig",
 }
-_WRAPPERS = """unsloth.train_on_responses_only unsloth.add_new_tokens accelerate.dispatch_model
-accelerate.load_checkpoint_and_dispatch accelerate.cpu_offload peft.inject_adapter_in_model
-peft.replace_lora_weights_loftq peft.cast_mixed_precision_params torch.nn.DataParallel
-torch.nn.parallel.DistributedDataParallel torch.distributed.fsdp.fully_shard
-torch.distributed.fsdp.FullyShardedDataParallel torch.quantization.convert torchao.quantize_
-optimum.bettertransformer.BetterTransformer.transform"""
-_OF_MEMORY = """torch.autograd.graph.save_on_cpu torch.cuda.set_per_process_memory_fraction
-torch.set_default_dtype torchao.optim.CPUOffloadOptimizer galore_torch.GaLoreAdamW
-galore_torch.GaLoreAdamW8bit
-apollo_torch.APOLLOAdamW lomo_optim.Lomo lomo_optim.AdaLomo"""
-_DTYPES = """bfloat16 float16 float32 half float float64 double int8 uint8 int16 int32 int64 long
-short int bool float8_e4m3fn float8_e5m2 complex64"""
 _SAME = {"half": "float16", "float": "float32", "double": "float64", "long": "int64"}
 
 
@@ -112,9 +89,9 @@ def _known() -> dict[str, Any]:
         **{path: getattr(k, path.rpartition(".")[2]) for k in _OWN for path in _OWN[k].split()},
         **{f"lightning.{k}": thing(f"lightning.{k}", v) for k, v in lightning.items()},
         **{f"pytorch_lightning.{k}": thing(f"lightning.{k}", v) for k, v in lightning.items()},
-        **{path: models.wraps(path) for path in _WRAPPERS.split()},
-        **{path: trainers.special(path) for path in _OF_MEMORY.split()},
-        **{f"torch.{k}": Name(f"torch.{_SAME.get(k, k)}", itemsize=2) for k in _DTYPES.split()},
+        **{path: models.wraps(path) for path in NAMES["wrappers"]},
+        **{path: trainers.special(path) for path in NAMES["memory"]},
+        **{f"torch.{k}": Name(f"torch.{_SAME.get(k, k)}", itemsize=2) for k in NAMES["dtypes"]},
         **{k: lambda *args, v=v, **kwargs: v for k, v in _answers().items()},
         **{f"{root}.set_seed": _seed for root in ("transformers", "accelerate", "trl")},
         **{f"{root}.seed_everything": _seed for root in ("lightning", "pytorch_lightning")},
@@ -127,9 +104,11 @@ def _known() -> dict[str, Any]:
         "torch.multiprocessing.spawn": trainers.runs(0),
         prepare: models.wraps(prepare, into="prepared"),
         prepare.replace("kbit", "int8"): models.wraps(prepare, into="prepared"),  # its older name
+        "trl.create_reference_model": lambda model, *args, **kwargs: copy.deepcopy(model),
         "trl.setup_chat_format": models.wraps("trl.setup_chat_format", tokenizer),
         "trl.clone_chat_template": models.wraps("trl.clone_chat_template", tokenizer, []),
         "accelerate.notebook_launcher": trainers.runs(),
+        "accelerate.find_executable_batch_size": trainers.finds_batch,
         "deepspeed.add_config_arguments": models.passes,
         "torch.tensor": lambda data=None, *args, **kwargs: (
             data if type(data) is Unknown else Unknown("torch.tensor(...)")
@@ -251,7 +230,7 @@ def attribute(path: str) -> Any:
     short = f"{root}.{last}" if root in SHORT else path
     if (key := path if path in FIXED else short) in FIXED:
         return FIXED[key]
-    if short in PARSERS.split():  # takes argparse and dataclasses, which cost time
+    if short in PARSERS:  # takes argparse and dataclasses, which cost time
         return getattr(importlib.import_module("tuner.program.standins.parsers"), last)
     if root == "typing_extensions" and hasattr(typing, last):
         return getattr(typing, last)
@@ -272,20 +251,10 @@ def attribute(path: str) -> Any:
     return _class(known, root, last) if is_class else Unknown(path)
 
 
-_QUANTIZED = "BitsAndBytes GPTQ Awq TorchAo Hqq Quanto Mxfp4 FineGrainedFP8 Eetq Aqlm"
-_TASKS = """ForCausalLM ForConditional ForSequence ForToken ForMasked ForQuestion ForImage ForCTC
-ForSeq2Seq ForVision ForObject ForVideo ForSemantic ForUniversal ForMultiple ForPreTraining
-ForAudio ForDepth ForZeroShot"""
-_OPTIMIZERS = "Adafactor AdamW Lion Muon GaLoreAdamW GaLoreAdamW8bit"
-_ELSEWHERE = (
-    "torch_x torch_n torch_mps torch_h tpu npu xpu mps hpu mlu sagemaker tf flax intel_ext habana"
-)
-
-
 def _class(path: str, root: str, last: str) -> Any:
     if root in SHORT and last.endswith(("Config", "Arguments")):
         trains = last.endswith("Arguments") or root == "trl"
-        if root == "transformers" and not trains and not _has(last, _QUANTIZED):
+        if root == "transformers" and not trains and not _has(last, "quantized"):
             return thing(path, models.AutoConfig)
         return configs.config(path, ("transformers.TrainingArguments",) if trains else ())
     if last.endswith("Trainer") or last == "LightningCLI":
@@ -299,17 +268,17 @@ def _class(path: str, root: str, last: str) -> Any:
     if root in SHORT and (
         last.startswith(("AutoModel", "AutoPeft", "Fast"))
         or last.endswith(("Model", "Transformer", "CrossEncoder", "SparseEncoder"))
-        or _has(last, _TASKS)
+        or _has(last, "tasks")
     ):
         return models.model_class(path)
-    if (".optim" in path and "lr_scheduler" not in path) or last in _OPTIMIZERS.split():
+    if (".optim" in path and "lr_scheduler" not in path) or last in NAMES["optimizers"]:
         return thing(path, trainers.Optimizer)
     base = Absent if root in ABSENT else Thing
     return datasets.DataLoader if last == "DataLoader" else thing(path, base)
 
 
-def _has(last: str, words: str) -> bool:
-    return any(word in last for word in words.split())
+def _has(last: str, kind: str) -> bool:
+    return any(word in last for word in NAMES[kind])
 
 
 def _available(name: str) -> bool:
@@ -321,7 +290,7 @@ def _available(name: str) -> bool:
 
 def installed(root: str) -> bool:
     """True for a library that the user has; of one that is not here, the oracle says."""
-    if root.startswith(tuple(_ELSEWHERE.split())):
+    if root.startswith(tuple(NAMES["elsewhere"])):
         return False
     here = root in CORE or root in RELEASES or importlib.machinery.PathFinder.find_spec(root)
     return bool(here) or ORACLE.truth(f"is {root} installed")
@@ -329,7 +298,7 @@ def installed(root: str) -> bool:
 
 def _starred(root: str, frame: Any) -> list[str]:
     """Names that `import *` gives: those of the tables, and those that the program never makes."""
-    known = [path.rpartition(".") for path in (*unknown.ROWS, *FIXED, *PARSERS.split())]
+    known = [path.rpartition(".") for path in (*unknown.ROWS, *FIXED, *PARSERS)]
     found, others = {name for of, _, name in known if of == root}, {name for *_, name in known}
     codes = [frame.f_code] if frame is not None else []
     used, made = set[str](), {*dir(builtins)}
@@ -359,7 +328,7 @@ class Module(types.ModuleType):
         path = f"{self.__name__}.{name}"
         made = sys.modules.get(path)
         if made is None:
-            known = name in SUBMODULES and root in HEAVY and (root == "torch" or not below)
+            known = name in NAMES["submodules"] and root in HEAVY and (root == "torch" or not below)
             whole = (known or path in PARENTS) and path not in FIXED
             made = importlib.import_module(path) if whole else attribute(path)
         setattr(self, name, made)

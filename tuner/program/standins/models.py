@@ -6,27 +6,15 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from tuner.program.standins import NAMES
 from tuner.program.standins.configs import as_now
 from tuner.program.standins.datasets import Holder, Tokenizer, named
 from tuner.program.standins.record import call, called, described, plain, told
 from tuner.program.standins.unknown import ORACLE, Note, Thing, Unknown, put, thing, where
 
 # Calls that matter to memory, or that return the model: recorded, and answered by the model.
-RECORDED = set(
-    """gradient_checkpointing_enable gradient_checkpointing_disable enable_input_require_grads
-    resize_token_embeddings merge_and_unload unload merge_adapter to cuda cpu half bfloat16 float
-    double requires_grad_ train eval print_trainable_parameters tie_weights compile set_adapter
-    register_forward_hook register_forward_pre_hook register_full_backward_hook freeze unfreeze
-    enable_adapters disable_adapters freeze_feature_encoder freeze_base_model apply quantize
-    disable_input_require_grads set_attn_implementation for_training for_inference load_adapter
-    add_weighted_adapter delete_adapter fuse_lora enable_gradient_checkpointing enable_adapter
-    enable_xformers_memory_efficient_attention use_gradient_checkpointing
-    register_post_accumulate_grad_hook add_adapter save_pretrained_merged
-    activation_checkpointing_enable activation_checkpointing_disable""".split()
-)
-_LAYER = """self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj
-mlp.up_proj mlp.down_proj input_layernorm post_attention_layernorm""".split()
-_LAYERS = [f"model.layers.{layer}.{name}" for layer in range(40) for name in _LAYER]
+RECORDED = set(NAMES["recorded"])
+_LAYERS = [f"model.layers.{layer}.{name}" for layer in range(40) for name in NAMES["layer"]]
 _MODULES = ["model.embed_tokens", *_LAYERS, "model.norm", "lm_head"]  # of any model
 _ADAPTER = [f"base_model.model.{_LAYERS[0]}.lora_{name}.default" for name in "AB"]
 _FAST = "for_training for_inference patch_peft_model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -25,6 +26,11 @@ _accelerators: list[Any] = []
 _SPECIAL: list[Note] = []  # calls that matter to every training after them
 
 
+def _with(function: Any, value: Any) -> Any:
+    """The result of a function, which gets the value if it takes one."""
+    return function(*[value][: getattr(getattr(function, "__code__", None), "co_argcount", 0)])
+
+
 class Trainer(Holder):
     """A trainer: `train()` and `fit()` are recorded with everything as it is then."""
 
@@ -39,8 +45,7 @@ class Trainer(Holder):
             loaded = model_class("transformers.AutoModelForCausalLM").from_pretrained
             held["model"] = loaded(held["model"])
         elif held.get("model") is None and callable(build):
-            takes = getattr(getattr(build, "__code__", None), "co_argcount", 0)
-            held["model"] = build(*[Unknown("trial")] * min(takes, 1))
+            held["model"] = _with(build, Unknown("trial"))
         if held.get("args") is None and "lightning" not in self._path.split(".")[0]:
             kinds = [self._path.replace("Trainer", k) for k in ("Config", "TrainingArguments")]
             known = [each for each in kinds if each in CLASSES and each != "transformers.Config"]
@@ -62,6 +67,11 @@ class Trainer(Holder):
         return self._trained("train", args, kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._note.given
+        scaling = getattr(given.get("scaling_config"), "_note", Note("", None)).given
+        if self._path[:4] == "ray." and scaling.get("num_workers", 1) == 1:  # in this process
+            loop = given.get("train_loop_per_worker", given.get("0"))
+            return _with(loop, given.get("train_loop_config", {}))
         return self._trained("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,25 +216,20 @@ class LightningModule(Thing):
 
 
 class Parameters(dict[str, Any]):
+    __setattr__ = dict.__setitem__
+
     def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
+        try:
+            return self[name] if name[:2] != "__" else super().__getattribute__(name)
+        except KeyError:
+            raise AttributeError(name) from None
 
 
-class Tracked(dict[str, Any]):
+class Tracked(Parameters):
     """`wandb.config`: what the program gives it; the rest is unknown."""
 
     def __missing__(self, name: str) -> Any:
         return Unknown(f"wandb.config.{name}")
-
-    def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__":
-            raise AttributeError(name)
-        return self[name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name]
@@ -354,6 +359,13 @@ def initialize(*args: Any, **kwargs: Any) -> Any:
     LAST_CALLED[:] = [given.get("model", Unknown("model"))]
     engine = Engine(module=LAST_CALLED[0], optimizer=optimizer)
     return engine, optimizer, DataLoader(given.get("training_data")), Unknown("scheduler")
+
+
+def finds_batch(function: Any = None, starting_batch_size: int = 128, *_: Any, **__: Any) -> Any:
+    """`find_executable_batch_size`: only a run finds it."""
+    size = Unknown(f"what find_executable_batch_size finds, {starting_batch_size} or less")
+    how = functools.partial(finds_batch, starting_batch_size=starting_batch_size)
+    return functools.partial(function, size) if callable(function) else how
 
 
 def runs(*first: Any) -> Any:

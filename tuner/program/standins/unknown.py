@@ -20,7 +20,7 @@ from itertools import chain, combinations, islice, pairwise
 from opcode import opname
 from typing import Any
 
-from tuner.program.standins import MARK
+from tuner.program.standins import MARK, NAMES
 from tuner.program.standins.tables import Tables
 
 put = object.__setattr__
@@ -30,15 +30,13 @@ LONG = 2**15 + 1
 """Tokens of a row that a cut to fewer makes shorter."""
 ABSENT: dict[str, Any] = {}
 """Libraries that are not installed, with the line that first calls each."""
-_PLAIN = set(
-    "loguru rich tenacity retry backoff beartype typeguard colorama termcolor typer".split()
-)
+_PLAIN = set(NAMES["plain"])
 """Libraries that print, repeat or check what a program does, and change no value."""
+ENTRIES: dict[str, Any] = {}
+"""Functions that `modal run` starts, by their decorators; the entrypoint counts first."""
 KEYS: list[str] = []
 """Keys that the program takes from its copies of unknown mappings."""
-MAY_BE_NONE = set(
-    "pad_token _pad_token pad_token_id eos_token bos_token unk_token eos_token_id".split()
-)
+MAY_BE_NONE = set(NAMES["may be none"])
 """Whether these are None matters to no memory; nearly every program asks."""
 _LIBRARIES = (
     os.path.join(os.path.dirname(__file__), ""),
@@ -132,6 +130,7 @@ class Oracle:
     def __init__(self) -> None:
         self.seed, self.asked, self.times = 0, list[dict[str, Any]](), dict[str, int]()
         self.fixed: dict[str, Any] = {}
+        self.order: dict[str, int] = {}  # of the first run's questions: no two of ten are alike
         self.branches: dict[tuple[Any, ...], None] = {}
         self.numbers: dict[str, float] = {}
 
@@ -146,7 +145,10 @@ class Oracle:
 
     def truth(self, what: str) -> bool:
         what = _NUMBER.sub(">", what)  # a question is the same for all seeds
-        pattern = _BALANCED[self._hash(what) % len(_BALANCED)]
+        number = self._hash(what)
+        if self.seed == 0:
+            self.order.setdefault(what, len(self.order))
+        pattern = _BALANCED[self.order.get(what, number) % len(_BALANCED)]
         if self.times[what] > 20:  # a loop that waits for the other answer ends
             return self.times[what] % 2 == 0
         answer = bool(self.fixed.get(what, pattern >> (self.seed % 6) & 1))
@@ -243,7 +245,10 @@ class Unknown:
         alone = len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type))
         if alone and _decorates(frame, args[0]):
             if not isinstance(args[0], type):
-                return _filled(args[0], is_absent)
+                made = _filled(args[0], is_absent)
+                if self._what.startswith("modal."):
+                    ENTRIES[self._what.rpartition(".")[2]] = made
+                return made
             return _opened(args[0], self._what) if is_absent else args[0]
         last = self._what.rpartition(".")[2].replace("(...)", "")
         rows = (counts := CALLS.get(last)) and counts(self, args, kwargs)

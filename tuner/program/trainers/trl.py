@@ -13,7 +13,7 @@ from typing import Any
 from tuner.core.errors import UnavailableError
 from tuner.core.setup.common import QUANTIZED
 from tuner.program import reading
-from tuner.program.arguments import TABLES, ProgramTraining
+from tuner.program.arguments import DTYPES, EMULATE, TABLES, ProgramTraining, Undecided
 from tuner.program.edit.source import opened
 from tuner.program.program import Program, tool_settings, tool_words
 from tuner.program.releases import default, installed, known, library, meant, takes
@@ -93,10 +93,26 @@ def _refer(training: ProgramTraining, knobs: dict[str, Any]) -> None:
     arguments = training["arguments"]
     reading.note_effects(arguments, "TRL's reference")
     given = training["trainer"].take("ref_model") is not None or training.has("reference")
-    training["reference"].leave_out(more=("",))
+    if training.has("reference"):
+        _as_model(training, knobs)
     if not arguments.take("precompute_ref_log_probs", False, quietly=True):
         knobs["reference_pass"] = True
         knobs["reference_model"] = given or not knobs["lora_rank"]
+
+
+def _as_model(training: ProgramTraining, knobs: dict[str, Any]) -> None:
+    """Note where the reference isn't the trained model as it is loaded."""
+    reference, trainer, own = training["reference"], training["trainer"], knobs["precision"]
+    names, words = ("pretrained_model_name_or_path", "0"), ("quantization_config", "load_in_4bit")
+    is_quantized = any(map(reference.take, (*words, "load_in_8bit")))
+    its = DTYPES.get(str(reference.take("dtype", reference.take("torch_dtype"))))
+    model = training["model"].take("0", training.model_by_name)
+    if model not in map(reference.take, names) or is_quantized != training.has("quantization"):
+        trainer.refuse("ref_model", f"isn't the trained model as it is loaded: {EMULATE}")
+    elif its == "fp32" != own:
+        trainer.adds("ref_model", "a reference in fp32")
+    elif own == "fp32" != its:
+        trainer.bound("ref_model", "a reference of fewer bits")
 
 
 def is_before(release: str) -> bool:
@@ -125,9 +141,8 @@ def _trained(training: ProgramTraining) -> tuple[str | None, dict[str, Any]]:
         arguments.taken.add("max_length")
         knobs |= reading.length_of_rows(training)
     elif length is not None and length.value is None and length.problem is None:
-        arguments.refuse(
-            "max_length", "is None: the longest example decides; pass --set max_length"
-        )
+        text, at = "is None: the longest example decides; pass --set max_length", "max_length"
+        arguments.found.problems.append(Undecided(text, arguments.where(at), at))
     else:
         knobs["max_length"] = reading.number(arguments, "max_length", 1024)
     trainer = training["trainer"]
