@@ -51,7 +51,7 @@ _SAFE = (
     *(ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.expr_context, ast.operator, ast.cmpop),
     *(ast.boolop, ast.unaryop, ast.Call, ast.Dict, ast.JoinedStr, ast.FormattedValue),
 )
-SAFE_CALLS = (*("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr", "divmod"),)
+SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr", "divmod")
 PURE_CALLS = (
     *SAFE_CALLS,
     *("bisect", "bisect_left", "bisect_right", "ceil", "clip", "cos", "exp", "floor", "interp"),
@@ -164,6 +164,7 @@ class Source(Tree):
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
         self._ended: dict[ast.AST, range] = {}
+        self._handlers = [one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler)]
         self._exits: dict[ast.AST, list[tuple[ast.expr, bool]]] = {}
         self._resets: dict[tuple[str, ast.AST], bool] = {}
         """What `counted_by` asks of each loop after each step."""
@@ -318,14 +319,11 @@ class Source(Tree):
         asks = node.iter if isinstance(node, ast.For) else node.test
         if isinstance(node, ast.For) and not _COUNTING.isdisjoint(called_in(asks)):
             return None
-        known = self.counters(function) | self._aliases(function).keys()
-        states = [one for one in asked(asks, self._made) if ast.unparse(one) not in known]
         given = {one.arg for one in getattr(getattr(function, "args", None), "args", ())}
-        states += [
-            one
-            for one in asked(asks, self._fields - _FIELDS)
-            if _root(one) in given - {"self", "cls"} and ast.unparse(one) not in known
-        ]
+        fields = asked(asks, self._fields - _FIELDS)
+        states = [one for one in fields if _root(one) in given - {"self", "cls"}]
+        known = self.counters(function) | self._aliases(function).keys()
+        states += [one for one in asked(asks, self._made) if ast.unparse(one) not in known]
         for counters in (self.counters(function) | self._answers, self._ranks):
             counting = Counting(counters, self._aliases(function))
             test = counting.visit(copy.deepcopy(asks))
@@ -422,30 +420,25 @@ class Source(Tree):
     @cached_property
     def _fields(self) -> set[str]:
         """The attributes that count in any object, as `.count`."""
-        counted = (name.rpartition(".") for name in self._added if name.isidentifier() is False)
+        counted = (name.rpartition(".") for name in self._added)
         return {f".{name}" for root, _, name in counted if root and name.isidentifier()} | _FIELDS
 
     @cached_property
     def _answers(self) -> set[str]:
         """The questions to objects that loops tell something, such as a `GradScaler`."""
-        told = self._told_objects()
-        calls = (one for one in ast.walk(self._tree) if isinstance(one, ast.Call) and not one.args)
-        asks = (one for one in calls if isinstance(one.func, ast.Attribute))
-        return {ast.unparse(one) for one in asks if ast.unparse(one.func.value) in told}  # type: ignore[attr-defined]
-
-    def _told_objects(self) -> set[str]:
-        """The objects whose methods loops and functions call: no modules, losses or batches."""
-        told, other = set(), {"self", "cls"}
+        told, other, asks = set(), {"self", "cls"}, []
         for one in ast.walk(self._tree):
             function = getattr(getattr(one, "value", None), "func", None)
             if isinstance(one, ast.Import | ast.ImportFrom):
                 other |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
             elif isinstance(one, ast.Expr) and isinstance(function, ast.Attribute):
                 if self.around(one, (*_LOOPS, *FUNCTIONS)) is not self._tree:
-                    told.add(function.value)
-            elif isinstance(one, _LOOPS):
+                    told.add(ast.unparse(function.value))
+            elif isinstance(one, _LOOPS):  # losses and batches
                 other |= stored(one)
-        return {ast.unparse(one) for one in told if _root(one) not in other}
+            elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
+                asks.append((one, ast.unparse(one.func.value)))
+        return {ast.unparse(one) for one, of in asks if of in told and _root(one) not in other}
 
     @cached_property
     def _added(self) -> dict[str, list[ast.stmt | ast.expr]]:
@@ -700,40 +693,29 @@ class Source(Tree):
 
     def left_in_tables(self, function: ast.AST, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of functions that did not run, among which a function chooses by a counter."""
-        for one in dict.fromkeys(self._choices(function)):
-            body = one.body if isinstance(one, FUNCTIONS) else [_statement(one.body)]  # type: ignore[attr-defined]
+        made, chosen = (self._made | self.counters(function)) - {"next", "zip"}, list[Any]()
+        for one in self.parts(function):
+            callee = one.func if isinstance(one, ast.Call) else ast.Pass()
+            if isinstance(callee, ast.Attribute):
+                is_chosen = not made.isdisjoint(used(callee.value))
+                chosen += self.named(callee.attr) if is_chosen else ()
+            elif not made.isdisjoint(used(callee) - self._by_name.keys()):
+                chosen += self._tabled
+        for one in dict.fromkeys(chosen):
+            body = [_statement(one.body)] if isinstance(one, ast.Lambda) else one.body
             if not self.has_run(body, ran) and any(self.allocates_at(part, {}) for part in body):
                 yield body[0].lineno
-
-    def _choices(self, function: ast.AST) -> Iterator[ast.AST]:
-        made = self._made | self.counters(function)
-        for one in self.parts(function):
-            if not isinstance(one, ast.Call):
-                continue
-            if isinstance(one.func, ast.Attribute):
-                if not made.isdisjoint(used(one.func.value)):
-                    yield from self.named(one.func.attr)
-            elif not made.isdisjoint(used(one.func) - self._by_name.keys() - {"next", "zip"}):
-                yield from self._tabled
 
     @cached_property
     def _tabled(self) -> list[ast.AST]:
         """The functions that are items of tables, or whose names are written as texts."""
-        tables = (ast.Tuple, ast.List, ast.Dict, ast.Set)
-        items = [
-            part
-            for one in ast.walk(self._tree)
-            if isinstance(one, tables)
-            for part in ast.walk(one)
-        ]
+        every = [*ast.walk(self._tree)]
+        tables = (one for one in every if isinstance(one, ast.Tuple | ast.List | ast.Dict))
+        items = [part for one in tables for part in ast.walk(one)]
         called = {one.func for one in items if isinstance(one, ast.Call)}
         names = {last_name(one) for one in items if one not in called}
-        names |= {
-            one.value
-            for one in ast.walk(self._tree)
-            if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        }
-        lambdas = [one for one in items if isinstance(one, ast.Lambda)]
+        names |= {str(one.value) for one in every if isinstance(one, ast.Constant)}
+        lambdas = (one for one in items if isinstance(one, ast.Lambda))
         return [*(one for one in self._functions if one.name in names), *lambdas]
 
     # -- code that may allocate -----------------------------------------------------------------
@@ -753,21 +735,12 @@ class Source(Tree):
                 return one.lineno
             if isinstance(one, ast.stmt) and self._sets_size(one, names):
                 return one.lineno
-            for caught in (
-                self._handlers[_root(one.exc or one)] if isinstance(one, ast.Raise) else ()
-            ):
-                if any(self.allocates_at(part, names, seen) for part in caught):
-                    return caught[0].lineno
+            raised = _root(one.exc or one) if isinstance(one, ast.Raise) else None
+            for part in self._handlers if raised else ():
+                if last_name(part.type or part) == raised:
+                    statement = ast.copy_location(ast.Try(part.body, [], [], []), part)
+                    return self.allocates_at(statement, names, seen)
         return None
-
-    @cached_property
-    def _handlers(self) -> Mapping[str, list[list[ast.stmt]]]:
-        """What handles each exception of the file."""
-        found: dict[str, list[list[ast.stmt]]] = defaultdict(list)
-        for one in ast.walk(self._tree):
-            if isinstance(one, ast.ExceptHandler) and one.type is not None:
-                found[last_name(one.type)].append(one.body)
-        return found
 
     def _sets_size(self, node: ast.stmt, names: Mapping[str, Any]) -> bool:
         """True for a number that may be a size, and for parameters that begin to be trained."""

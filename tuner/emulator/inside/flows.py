@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 from tuner.emulator.inside.rounds import MOST_CALLS, last_name
 
@@ -17,14 +16,6 @@ TAKES = frozenset({"heappop", ".heappop()", ".pop()", ".popleft()", "next", "zip
 """Calls whose answers depend on how often they were asked, as they are used."""
 _PARTS = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.BinOp, ast.Subscript, ast.Await, ast.Tuple)
 """Parts of a test that are looked into for what it asks."""
-
-
-class Flow(NamedTuple):
-    """A statement of a function that makes names, or the function's answer, of what it uses."""
-
-    function: ast.AST
-    used: set[str]
-    made: set[str]
 
 
 class Tree:
@@ -50,32 +41,31 @@ class Tree:
         """What is made from the counters of each function, and from what is `known`."""
         made = set(known)
         for _ in range(MOST_CALLS):
-            for one in self._flows:
-                if not one.used.isdisjoint(made | counters(one.function)):
-                    made |= one.made
+            for function, uses, makes in self._flows:
+                if not uses.isdisjoint(made | counters(function)):
+                    made |= makes
         return made
 
     @cached_property
-    def _flows(self) -> list[Flow]:
-        return [flow for one in ast.walk(self._tree) for flow in self._flows_of(one)]
-
-    def _flows_of(self, node: ast.AST) -> Iterator[Flow]:
-        function = self.around(node, FUNCTIONS)
-        if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
-            inner = set(ast.walk(function))
-            if not TO_HOST.isdisjoint(last_name(getattr(one, "func", one)) for one in inner):
-                return  # as a loss
-            tests = (one.test for one in self.up(node) if isinstance(one, ast.If) and one in inner)
-            yield Flow(function, used(node.value, *tests), self._told_by(function))
-        elif isinstance(node, ast.If):
-            for one in node.body:  # a word or a sign
-                value = getattr(getattr(one, "value", None), "value", None)
-                if isinstance(one, ast.Assign) and isinstance(value, str | bool):
-                    yield Flow(function, used(node.test), stored(one))
-        elif isinstance(node, ast.For | ast.AsyncFor):
-            yield Flow(function, used(node.iter), stored(node.target))
-        for target, value in assigned(node):
-            yield Flow(function, used(value), stored(target))
+    def _flows(self) -> list[tuple[ast.AST, set[str], set[str]]]:
+        """For each statement: its function, what it uses, and what it makes of that."""
+        found = []
+        for one in ast.walk(self._tree):
+            function = self.around(one, FUNCTIONS)
+            if isinstance(one, ast.Return | ast.Yield) and one.value is not None:
+                inside = set(ast.walk(function))
+                if TO_HOST.isdisjoint(last_name(getattr(part, "func", part)) for part in inside):
+                    ifs = (up for up in self.up(one) if isinstance(up, ast.If) and up in inside)
+                    uses = used(one.value, *(up.test for up in ifs))
+                    found.append((function, uses, self._told_by(function)))
+            elif isinstance(one, ast.If):  # which sets a word or a sign
+                words = (part for part in one.body if isinstance(part, ast.Assign))
+                makes = (stored(part) for part in words if _is_word(part.value))
+                found.append((function, used(one.test), set().union(*makes)))
+            pairs = [(one.target, one.iter)] if isinstance(one, ast.For | ast.AsyncFor) else []
+            for target, value in (*assigned(one), *pairs):
+                found.append((function, used(value), stored(target)))
+        return found
 
     def _told_by(self, function: ast.AST) -> set[str]:
         """How code that asks a function of the file is written."""
@@ -103,23 +93,20 @@ def used(*nodes: ast.AST) -> set[str]:
 
 def asked(test: ast.expr, made: set[str]) -> Iterator[ast.expr]:
     """The parts of a test that are made from counters, as they are seen in it."""
-    if isinstance(test, ast.NamedExpr):
-        test = test.value
     if isinstance(test, _PARTS):
-        for one in ast.iter_child_nodes(test):
-            if isinstance(one, ast.expr):
-                yield from asked(one, made)
-    elif isinstance(test, ast.Call):
-        if last_name(test.func) in ASKS:
-            is_made = not used(test).isdisjoint(made - TAKES)
-        else:
-            is_made = not made.isdisjoint(used(test) - used(*test.args) - TAKES)
-        if is_made:
+        parts = (one for one in ast.iter_child_nodes(test) if isinstance(one, ast.expr))
+        yield from (found for one in parts for found in asked(one, made))
+    elif isinstance(test, ast.Call | ast.Name | ast.Attribute):
+        given = getattr(test, "args", [])
+        uses = used(test) - (
+            set() if last_name(getattr(test, "func", test)) in ASKS else used(*given)
+        )
+        if not uses.isdisjoint(made - TAKES):
             yield test
-    elif isinstance(test, ast.Name | ast.Attribute):
-        last = {f".{test.attr}"} if isinstance(test, ast.Attribute) else set()
-        if not made.isdisjoint({ast.unparse(test), *last}):
-            yield test
+
+
+def _is_word(value: ast.expr) -> bool:
+    return isinstance(getattr(value, "value", None), str | bool)
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
