@@ -415,7 +415,7 @@ class Source(Tree):
     @cached_property
     def _made(self) -> set[str]:
         """What is made from counters, or taken from a heap or a queue."""
-        return self.made_from(self.counters, TAKES | self._fields) - self._fields
+        return self.made_from(self.counters, {*TAKES, *self._fields}) - self._fields
 
     @cached_property
     def _fields(self) -> set[str]:

@@ -86,7 +86,7 @@ def used(*nodes: ast.AST) -> set[str]:
     attributes = (one for one in every if isinstance(one, ast.Attribute))
     last = {f".{one.attr}()" if one in called else f".{one.attr}" for one in attributes}
     items = (one.slice for one in every if isinstance(one, ast.Subscript))
-    last |= {f".{one.value}" for one in items if isinstance(one, ast.Constant)}
+    last |= {"." + str(one.value) for one in items if isinstance(one, ast.Constant)}
     lengths = {ast.unparse(one) for one in calls if last_name(one.func) in ("len", "next")}
     return written(*nodes) | last | lengths
 
