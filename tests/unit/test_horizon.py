@@ -122,6 +122,7 @@ LEFT = (
     "try: allocate(schedule[step])\n            except KeyError: pass",
     "weight = max(0, step - 500); evaluate() if weight > 0 else None",
     "step % 500 or evaluate()",
+    "evaluate() if plan(step)[0] == 'late' else None",
     "for _ in {25: [1]}.get(epoch, []): evaluate()",
     "if f'{step:04d}'.endswith('500'): evaluate()",
     "if next(turn): evaluate()",

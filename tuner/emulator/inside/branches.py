@@ -791,11 +791,14 @@ def is_quiet(call: ast.Call) -> bool:
 
 
 class _Cases(ast.NodeTransformer):
-    """Puts branches in the place of `match` statements, and of `step % 500 or evaluate()`."""
+    """Puts branches in the place of `match` statements, and of expressions that choose."""
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         """A branch for what comes last of several conditions."""
         self.generic_visit(node)
+        if isinstance(node.value, ast.IfExp):
+            parts = ([_statement(one)] for one in (node.value.body, node.value.orelse))
+            return ast.copy_location(ast.If(node.value.test, *parts), node)
         if not isinstance(node.value, ast.BoolOp):
             return node
         *first, last = node.value.values
