@@ -46,7 +46,26 @@ def train():
 class Every:
     count = 0
     def due(self): self.count += 1; return self.count > 500
-every = Every()
+class Late(Exception): pass
+class Clock:
+    n = 0
+    def tick(self):
+        self.n += 1
+        if self.n == 500: raise Late
+    @property
+    def stage(self):
+        for name, at in (("late", 500), ("early", 0)):
+            if self.n >= at: return name
+class Turns:
+    n = 0
+    def __next__(self): self.n += 1; return self.n > 500
+def plan(n): return ("late" if n > 500 else "early"), n
+def turns():
+    n = 0
+    while True:
+        n += 1
+        yield "late" if n > 500 else "early"
+every, clock, turn, generator = Every(), Clock(), Turns(), turns()
 train()
 """
 
@@ -66,6 +85,10 @@ REACHED = (
     "while step > 5 and phase == 'late': evaluate()",
     "loss = bar; loss.update()\n            if loss.rest() < 0.1: evaluate()",
     "if bar.rest() < 0.1: evaluate()",
+    "what, n = plan(step)\n            if what == 'late': log(step)",
+    "loss = ones.mul(step)\n            if loss.sum() < 0 or loss < 0: evaluate()",
+    "(log, print)[step // 500](step)",
+    "step % 500 or log(step)",
 )
 LEFT = (
     "if step % 500 == 0: evaluate()",
@@ -98,6 +121,11 @@ LEFT = (
     "samples += 1 / 3000; evaluate() if samples > 0.5 else None",
     "try: allocate(schedule[step])\n            except KeyError: pass",
     "weight = max(0, step - 500); evaluate() if weight > 0 else None",
+    "step % 500 or evaluate()",
+    "evaluate() if plan(step)[0] == 'late' else None",
+    "for _ in {25: [1]}.get(epoch, []): evaluate()",
+    "if f'{step:04d}'.endswith('500'): evaluate()",
+    "if next(turn): evaluate()",
 )
 ELSEWHERE = {
     "all = [0] * 9000; all[500] = 1\n            if all[step]: evaluate()": 18,
@@ -105,6 +133,14 @@ ELSEWHERE = {
     "batch_at(step)": 6,
     "bar.update()\n            if bar.rest() < 0.1: evaluate()": 18,
     "what = heap.pop()\n            if what == 'late': evaluate()": 18,
+    "what = next(generator)\n            if what == 'late': evaluate()": 18,
+    "what, n = plan(step)\n            if what == 'late': evaluate()": 18,
+    "stage, rest = divmod(step, 500)\n            if stage == rest == 1: evaluate()": 18,
+    "clock.n += 1\n            if clock.stage == 'late': evaluate()": 18,
+    "try: clock.tick()\n            except Late: evaluate()": 28,
+    "{0: log, 500: evaluate}.get(step, log)(0)": 1,
+    "act = (log, evaluate)[step // 500]; act(step)": 1,
+    "globals()['log' if step < 500 else 'evaluate'](step)": 1,
 }
 """Code that changes what other lines do."""
 
@@ -141,6 +177,7 @@ def test_branches_on_a_counter_that_may_allocate_are_told(code: str, tmp_path: P
 
     def run() -> Any:
         names = {"note": note, "zeros": bytearray, "time": time.time, "DataLoader": enumerate}
+        names["ones"] = torch.ones(1)
         return runpy.run_path(
             str(path),
             {**names, "bar": Bar(), "heap": [""] * 99, "itertools": itertools, "math": math},

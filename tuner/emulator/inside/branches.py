@@ -10,11 +10,23 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
+from inspect import isroutine
 from itertools import chain
 from types import CodeType
 from typing import Any
 
+from tuner.emulator.inside.flows import (
+    FUNCTIONS,
+    TAKES,
+    Tree,
+    asked,
+    assigned,
+    stored,
+    used,
+    written,
+)
 from tuner.emulator.inside.lines import is_file, package_of
 from tuner.emulator.inside.one_rank import STANDS_FOR
 from tuner.emulator.inside.rounds import MOST_CALLS, called_in, last_name
@@ -29,20 +41,21 @@ COUNTERS = frozenset(
 )
 """Names by which trainers and programs count."""
 
-_TESTS = (ast.If, ast.IfExp, ast.While)
+_PLAIN = (int, float, str, type(None), list, tuple, dict, set)
+_FIELDS = frozenset(f".{name}" for name in COUNTERS)
+_TESTS = (ast.If, ast.IfExp, ast.While, ast.For)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SAFE = (
     *(ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Subscript),
     *(ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.expr_context, ast.operator, ast.cmpop),
     *(ast.boolop, ast.unaryop, ast.Call, ast.Dict, ast.JoinedStr, ast.FormattedValue),
 )
-SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr")
+SAFE_CALLS = ("len", "int", "float", "min", "max", "abs", "bool", "round", "hasattr", "divmod")
 PURE_CALLS = (
     *SAFE_CALLS,
     *("bisect", "bisect_left", "bisect_right", "ceil", "clip", "cos", "exp", "floor", "interp"),
-    *("log", "log2", "pow", "sqrt"),
+    *("log", "log2", "pow", "sqrt", "endswith", "startswith"),
 )
 """Calls, also of modules, that only compute."""
 _LOGARITHMS = ("math.log", "np.log", "numpy.log")
@@ -56,7 +69,6 @@ _NUMBER = re.compile(r"len|numel|shape|(\w+_)?(batch|examples|rows|samples|size|
 _CLOCK = re.compile(
     r"(\w+\.)*(time|monotonic|perf_counter|now)\(\)|(\w+\.)*param_groups\[0\]\['lr'\]"
 )
-_TAKES = ("heappop", "heapreplace", "pop", "popleft")
 _SCHEDULES = ("LambdaLR", "MultiplicativeLR")
 """Learning rate schedules, whose functions get a counter."""
 
@@ -94,10 +106,12 @@ class Test:
     the test can't be evaluated.
     """
 
-    node: ast.If | ast.IfExp | ast.While
+    node: ast.If | ast.IfExp | ast.While | ast.For
     function: ast.AST
     atoms: dict[str, ast.expr]
     code: CodeType | None
+    states: Sequence[ast.expr] = ()
+    """What it asks that is made from counters, whose values to come are not known."""
     of_rank: bool = False
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
@@ -127,7 +141,7 @@ class Test:
             found = eval(self.code, {"__builtins__": BUILTINS}, {**others, **values})  # noqa: S307
         except Exception:  # noqa: BLE001 - the program's own names
             return None
-        return bool(found) if isinstance(found, int | float | str | None) else None
+        return bool(found) if isinstance(found, _PLAIN) else None
 
     def is_new(self, value: int) -> bool:
         """True if the one counter's `value` has an outcome that was not seen."""
@@ -138,38 +152,19 @@ class Test:
 BUILTINS = {name: getattr(builtins, name) for name in SAFE_CALLS}
 
 
-class Tree:
-    """A syntax tree whose nodes know what is around them."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        self._tree = tree
-        self._parents = {
-            child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)
-        }
-
-    def up(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, the innermost first."""
-        while node in self._parents:
-            node = self._parents[node]
-            yield node
-
-    def around(self, node: ast.AST, kinds: tuple[type, ...]) -> ast.AST:
-        """The innermost node of these kinds around a node; else the whole tree."""
-        return next((one for one in self.up(node) if isinstance(one, kinds)), self._tree)
-
-
 class Source(Tree):
     """One file of the program."""
 
     def __init__(self, name: str, tree: ast.Module) -> None:
         super().__init__(ast.fix_missing_locations(_Cases().visit(tree)))
         self.name = name
-        self._functions = [one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS)]
+        self._functions = [one for one in ast.walk(tree) if isinstance(one, FUNCTIONS)]
         self._by_name: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = defaultdict(list)
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
         self._ended: dict[ast.AST, range] = {}
+        self._handlers = [one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler)]
         self._exits: dict[ast.AST, list[tuple[ast.expr, bool]]] = {}
         self._resets: dict[tuple[str, ast.AST], bool] = {}
         """What `counted_by` asks of each loop after each step."""
@@ -188,7 +183,7 @@ class Source(Tree):
         return None
 
     def _function_around(self, node: ast.AST) -> ast.AST:
-        return self.around(node, _FUNCTIONS)
+        return self.around(node, FUNCTIONS)
 
     def is_within(self, node: ast.AST, outer: ast.AST) -> bool:
         """True if a node is a part of another."""
@@ -211,14 +206,14 @@ class Source(Tree):
         parts = [one for one in self.parts(function) if getattr(one, "lineno", 0) > loop.end_lineno]
         for one in parts if lists else ():
             is_length = last_name(getattr(getattr(one, "value", one), "func", one)) == "len"
-            if isinstance(one, ast.Assign) and is_length and not _written(one).isdisjoint(lists):
+            if isinstance(one, ast.Assign) and is_length and not written(one).isdisjoint(lists):
                 lists |= dict.fromkeys(map(ast.unparse, one.targets), False)
         for one in parts if lists else ():
             after = getattr(self._parents[one], "attr", "")
             if not isinstance(one, ast.Call) or after in _SUMMARIES:
                 continue
             is_moved = after in ("cuda", "to") or any(key.arg == "device" for key in one.keywords)
-            used = [name for name in _written(*one.args) if name in lists]
+            used = [name for name in written(*one.args) if name in lists]
             is_large = any(is_moved or lists[name] for name in used)
             if is_large and not self._is_harmless(one, {}, set()):
                 yield one.lineno
@@ -307,7 +302,8 @@ class Source(Tree):
         if names <= self.counters(function):
             return False
         self._given[function] |= names
-        self.__dict__.pop("_passed", None)
+        for name in ("_passed", "_made"):
+            self.__dict__.pop(name, None)
         known = {test.node for test in self.tests}
         for one, tests in self._tests.items():
             tests += [test for test in self._tests_of(one) if test.node not in known]
@@ -315,18 +311,25 @@ class Source(Tree):
 
     def tested(self, function: ast.AST) -> Iterator[ast.expr]:
         """The tests of a function."""
-        return (one.test for one in self.parts(function) if isinstance(one, _TESTS))
+        return (one.test for one in self.parts(function) if hasattr(one, "test"))
 
-    def _test(self, node: ast.If | ast.IfExp | ast.While, function: ast.AST) -> Test | None:
-        for counters in (self.counters(function) | self._states, self._ranks):
+    def _test(
+        self, node: ast.If | ast.IfExp | ast.While | ast.For, function: ast.AST
+    ) -> Test | None:
+        asks = node.iter if isinstance(node, ast.For) else node.test
+        if isinstance(node, ast.For) and not _COUNTING.isdisjoint(called_in(asks)):
+            return None
+        given = {one.arg for one in getattr(getattr(function, "args", None), "args", ())}
+        fields = asked(asks, self._fields - _FIELDS)
+        states = [one for one in fields if _root(one) in given - {"self", "cls"}]
+        known = self.counters(function) | self._aliases(function).keys()
+        states += [one for one in asked(asks, self._made) if ast.unparse(one) not in known]
+        for counters in (self.counters(function) | self._answers, self._ranks):
             counting = Counting(counters, self._aliases(function))
-            test = counting.visit(copy.deepcopy(node.test))
+            test = counting.visit(copy.deepcopy(asks))
             if counting.atoms:
                 break
-        else:
-            return None
-        simple = _evaluable(test)
-        code = None
+        simple, code = _evaluable(test), None
         if simple is not None and any(
             isinstance(one, ast.Name) and one.id in counting.atoms for one in ast.walk(simple)
         ):
@@ -335,7 +338,10 @@ class Source(Tree):
             self._added.get(ast.unparse(one)) for one in counting.atoms.values()
         ):
             return None  # as for a random number, of which nothing tells the branch that ran
-        return Test(node, function, counting.atoms, code, of_rank=counters is self._ranks)
+        if not counting.atoms and not states:
+            return None
+        of_rank = bool(counting.atoms) and counters is self._ranks
+        return Test(node, function, counting.atoms, code, of_rank=of_rank, states=states)
 
     @cached_property
     def _ranks(self) -> set[str]:
@@ -355,7 +361,7 @@ class Source(Tree):
                 if isinstance(one, ast.For | ast.AsyncFor):
                     target = counter_target(one)
                     found |= {target} if target else set()
-            if isinstance(function, _FUNCTIONS):
+            if isinstance(function, FUNCTIONS):
                 found |= {arg.arg for arg in function.args.args if arg.arg in COUNTERS}
             self._counted[function] = found
         return self._counted[function]
@@ -386,7 +392,7 @@ class Source(Tree):
             if last_name(call.func) in _SCHEDULES:
                 for given in (*call.args, *(one.value for one in call.keywords)):
                     for function in (given, *self._by_name.get(last_name(given), ())):
-                        if isinstance(function, (*_FUNCTIONS, ast.Lambda)):
+                        if isinstance(function, (*FUNCTIONS, ast.Lambda)):
                             found[function] |= {one.arg for one in function.args.args}
         for _ in range(MOST_CALLS):
             for call in calls:
@@ -407,40 +413,32 @@ class Source(Tree):
             yield from ((function, one.arg, one.value) for one in call.keywords if one.arg)
 
     @cached_property
-    def _states(self) -> set[str]:
-        """States, and calls that count, which branches ask and others change.
+    def _made(self) -> set[str]:
+        """What is made from counters, or taken from a heap or a queue."""
+        return self.made_from(self.counters, {*TAKES, *self._fields}) - self._fields
 
-        A state is a word or a sign that a branch on a counter sets, what is taken from a heap or
-        a queue, and the answer of an object that is told something, such as a `GradScaler`.
-        """
-        every = [*ast.walk(self._tree)]
-        found, told, other = set(), set(), {"self", "cls"}
-        added = chain(*self._added.values())
-        counts = {getattr(self._function_around(one), "name", "") for one in added}
-        for one in every:
-            value: Any = getattr(one, "value", None)
-            if isinstance(one, ast.If):
-                function = self._function_around(one)
-                counting = Counting(self.counters(function), self._aliases(function))
-                counting.visit(copy.deepcopy(one.test))
-                for statement in one.body if counting.atoms else ():
-                    word = getattr(getattr(statement, "value", None), "value", None)
-                    if isinstance(statement, ast.Assign) and isinstance(word, str | bool):
-                        found |= {ast.unparse(target) for target in statement.targets}
-            elif isinstance(one, ast.Import | ast.ImportFrom):
+    @cached_property
+    def _fields(self) -> set[str]:
+        """The attributes that count in any object, as `.count`."""
+        counted = (name.rpartition(".") for name in self._added)
+        return {f".{name}" for root, _, name in counted if root and name.isidentifier()} | _FIELDS
+
+    @cached_property
+    def _answers(self) -> set[str]:
+        """The questions to objects that loops tell something, such as a `GradScaler`."""
+        told, other, asks = set(), {"self", "cls"}, []
+        for one in ast.walk(self._tree):
+            function = getattr(getattr(one, "value", None), "func", None)
+            if isinstance(one, ast.Import | ast.ImportFrom):
                 other |= {alias.asname or alias.name.partition(".")[0] for alias in one.names}
-            elif isinstance(one, ast.Expr) and isinstance(getattr(value, "func", 0), ast.Attribute):
-                if self.around(one, (*_LOOPS, *_FUNCTIONS)) is not self._tree:
-                    told.add(ast.unparse(value.func.value))
-            elif isinstance(one, ast.Assign) and last_name(getattr(value, "func", one)) in _TAKES:
-                found |= _stored(one)
+            elif isinstance(one, ast.Expr) and isinstance(function, ast.Attribute):
+                if self.around(one, (*_LOOPS, *FUNCTIONS)) is not self._tree:
+                    told.add(ast.unparse(function.value))
             elif isinstance(one, _LOOPS):  # losses and batches
-                other |= _stored(one)
-        for one in every:
-            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
-                asks = ast.unparse(one.func.value) in told and _root(one) not in other
-                found |= {ast.unparse(one)} if asks or one.func.attr in counts else set()
-        return found
+                other |= stored(one)
+            elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and not one.args:
+                asks.append((one, ast.unparse(one.func.value)))
+        return {ast.unparse(one) for one, of in asks if of in told and _root(one) not in other}
 
     @cached_property
     def _added(self) -> dict[str, list[ast.stmt | ast.expr]]:
@@ -456,7 +454,7 @@ class Source(Tree):
                 and _is_number(one.value)
             ):
                 found[ast.unparse(one.target)].append(one)
-            for name, value in _assigned(one):
+            for name, value in assigned(one):
                 target = ast.unparse(name)
                 if ast.unparse(value) in (f"{target} + 1", f"1 + {target}"):
                     found[target].append(one)
@@ -466,22 +464,7 @@ class Source(Tree):
                 added = one.value.func  # type: ignore[attr-defined]
                 if isinstance(added, ast.Attribute):
                     found[f"len({ast.unparse(added.value)})"].append(one)
-        for one in ast.walk(self._tree):
-            if isinstance(one, ast.Attribute) and not found.keys().isdisjoint(
-                ast.unparse(part) for part in ast.walk(self._properties.get(one.attr, ast.Pass()))
-            ):
-                found.setdefault(ast.unparse(one), [])
         return found
-
-    @cached_property
-    def _properties(self) -> dict[str, ast.expr]:
-        """The values that properties return, by their names."""
-        return {
-            one.name: one.body[-1].value
-            for one in self._functions
-            if "property" in map(last_name, one.decorator_list)
-            if isinstance(one.body[-1], ast.Return) and one.body[-1].value is not None
-        }
 
     def _aliases(self, function: ast.AST) -> Mapping[str, ast.expr]:
         """The expressions of names that are assigned once."""
@@ -498,7 +481,10 @@ class Source(Tree):
             and not isinstance(getattr(values[0], "left", None), ast.List)  # its items change
             and (
                 isinstance(values[0], ast.Compare | ast.BoolOp | ast.BinOp)
-                or (isinstance(values[0], ast.Call | ast.IfExp) and is_safe(values[0]))
+                or (
+                    isinstance(values[0], ast.Call | ast.IfExp | ast.JoinedStr)
+                    and is_safe(values[0])
+                )
                 or ast.unparse(values[0]) in self._added
             )
         }
@@ -581,7 +567,7 @@ class Source(Tree):
             return None
         if (text, loop) not in self._resets:
             parts = (one for one in ast.walk(loop) if one not in added)
-            targets = (target for one in parts for target, _ in _assigned(one))
+            targets = (target for one in parts for target, _ in assigned(one))
             self._resets[text, loop] = any(ast.unparse(one) == text for one in targets)
         return None if self._resets[text, loop] else self.around(added[0], _LOOPS)
 
@@ -596,7 +582,7 @@ class Source(Tree):
         while waiting:
             node = waiting.pop()
             yield node
-            if not isinstance(node, _FUNCTIONS):
+            if not isinstance(node, FUNCTIONS):
                 waiting += ast.iter_child_nodes(node)
 
     def named(self, name: str) -> Sequence[ast.AST]:
@@ -605,7 +591,7 @@ class Source(Tree):
 
     def is_used(self, function: ast.AST) -> bool:
         """True if a function, or the class whose method it is, is named anywhere else."""
-        if not isinstance(function, _FUNCTIONS) or function in self._given:
+        if not isinstance(function, FUNCTIONS) or function in self._given:
             return function in self._given
         owner = self._parents[function]
         return (owner.name if isinstance(owner, ast.ClassDef) else function.name) in self._used
@@ -628,7 +614,7 @@ class Source(Tree):
     def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
         decided = self.decided.get(test.node.lineno) if isinstance(test.node, ast.If) else None
-        for wanted in (True, False):
+        for wanted in (True, False)[: 1 if isinstance(test.node, ast.For) else 2]:
             if wanted in (decided or (test.taken if test.code is not None else ())):
                 continue
             body = self._body(test, wanted)
@@ -705,6 +691,33 @@ class Source(Tree):
             coming.append(range(now + test.each, now + FUTURE * test.each, test.each))
         return any(test.outcome({name: number}, test.names) is wanted for number in chain(*coming))
 
+    def left_in_tables(self, function: ast.AST, ran: Iterable[Place]) -> Iterator[int]:
+        """The lines of functions that did not run, among which a function chooses by a counter."""
+        made, chosen = (self._made | self.counters(function)) - {"next", "zip"}, list[Any]()
+        for one in self.parts(function):
+            callee = one.func if isinstance(one, ast.Call) else ast.Pass()
+            if isinstance(callee, ast.Attribute):
+                is_chosen = not made.isdisjoint(used(callee.value))
+                chosen += self.named(callee.attr) if is_chosen else ()
+            elif not made.isdisjoint(used(callee) - self._by_name.keys()):
+                chosen += self._tabled
+        for one in dict.fromkeys(chosen):
+            body = [_statement(one.body)] if isinstance(one, ast.Lambda) else one.body
+            if not self.has_run(body, ran) and any(self.allocates_at(part, {}) for part in body):
+                yield body[0].lineno
+
+    @cached_property
+    def _tabled(self) -> list[ast.AST]:
+        """The functions that are items of tables, or whose names are written as texts."""
+        every = [*ast.walk(self._tree)]
+        tables = (one for one in every if isinstance(one, ast.Tuple | ast.List | ast.Dict))
+        items = [part for one in tables for part in ast.walk(one)]
+        called = {one.func for one in items if isinstance(one, ast.Call)}
+        names = {last_name(one) for one in items if one not in called}
+        names |= {str(one.value) for one in every if isinstance(one, ast.Constant)}
+        lambdas = (one for one in items if isinstance(one, ast.Lambda))
+        return [*(one for one in self._functions if one.name in names), *lambdas]
+
     # -- code that may allocate -----------------------------------------------------------------
 
     def allocates_at(
@@ -712,7 +725,7 @@ class Source(Tree):
     ) -> int | None:
         """The line of a statement that may allocate memory on the device; None if none may."""
         seen = set() if seen is None else seen
-        if isinstance(statement, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
             return None
         if isinstance(statement, ast.If) and value_of(statement.test, names) is False:
             parts = statement.orelse
@@ -722,6 +735,11 @@ class Source(Tree):
                 return one.lineno
             if isinstance(one, ast.stmt) and self._sets_size(one, names):
                 return one.lineno
+            raised = _root(one.exc or one) if isinstance(one, ast.Raise) else None
+            for part in self._handlers if raised else ():
+                if last_name(part.type or part) == raised:
+                    statement = ast.copy_location(ast.Try(part.body, [], [], []), part)
+                    return self.allocates_at(statement, names, seen)
         return None
 
     def _sets_size(self, node: ast.stmt, names: Mapping[str, Any]) -> bool:
@@ -773,7 +791,21 @@ def is_quiet(call: ast.Call) -> bool:
 
 
 class _Cases(ast.NodeTransformer):
-    """Puts branches in the place of `match` statements."""
+    """Puts branches in the place of `match` statements, and of expressions that choose."""
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """A branch for what comes last of several conditions."""
+        self.generic_visit(node)
+        if isinstance(node.value, ast.IfExp):
+            parts = ([_statement(one)] for one in (node.value.body, node.value.orelse))
+            return ast.copy_location(ast.If(node.value.test, *parts), node)
+        if not isinstance(node.value, ast.BoolOp):
+            return node
+        *first, last = node.value.values
+        test = ast.BoolOp(node.value.op, [ast.Constant(isinstance(node.value.op, ast.And)), *first])
+        is_or = isinstance(node.value.op, ast.Or)
+        asked = ast.UnaryOp(ast.Not(), test) if is_or else test
+        return ast.copy_location(ast.If(asked, [_statement(last)], []), node)
 
     def visit_Match(self, node: ast.Match) -> Any:
         """The cases as branches, each with a test of its own."""
@@ -832,17 +864,6 @@ def _is_counter(node: ast.expr, counters: set[str]) -> bool:
     return any(_is_counter(one, counters) for one in parts)
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The names that a statement or an expression assigns, with their values."""
-    if isinstance(node, ast.NamedExpr):
-        yield node.target, node.value
-    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-        target, value = node.targets[0], node.value
-        is_several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-        several = (getattr(one, "elts", ()) for one in (target, value))
-        yield from zip(*several, strict=False) if is_several else [(target, value)]
-
-
 def _is_number(node: ast.expr) -> bool:
     """True for a whole number that is added, as of samples: `len(batch) * ranks`."""
     if isinstance(node, ast.BinOp):
@@ -873,6 +894,10 @@ def _evaluable(node: ast.expr) -> ast.expr | None:
     return node if is_safe(node) else None
 
 
+def _statement(node: ast.expr) -> ast.stmt:
+    return ast.copy_location(ast.Expr(node), node)
+
+
 def is_safe(node: ast.expr, calls: Sequence[str] = PURE_CALLS) -> bool:
     """True for an expression that may be evaluated: it changes nothing."""
     return all(
@@ -891,25 +916,13 @@ def _joins(node: Any) -> bool:
     """True if a tensor takes others in, as `bank = torch.cat([bank, new])`."""
     called = last_name(getattr(getattr(node, "value", node), "func", node))
     is_join = isinstance(node, ast.Assign) and called in ("cat", "concat", "hstack", "vstack")
-    return is_join and not _written(node.value).isdisjoint(map(ast.unparse, node.targets))
+    return is_join and not written(node.value).isdisjoint(map(ast.unparse, node.targets))
 
 
 def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return getattr(node, "id", "")
-
-
-def _written(*nodes: ast.AST) -> set[str]:
-    """The names and attributes in some code."""
-    every = (one for node in nodes for one in ast.walk(node))
-    return {ast.unparse(one) for one in every if isinstance(one, ast.Name | ast.Attribute)}
-
-
-def _stored(node: ast.AST) -> set[str]:
-    """The names that get values in some code."""
-    names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
-    return {one.id for one in names if isinstance(one.ctx, ast.Store)}
 
 
 def _is_of_host(value: ast.expr) -> bool:
@@ -932,6 +945,17 @@ def is_on_device(value: Any) -> bool:
     return value is ON_DEVICE or (
         isinstance(value, torch.Tensor) and value.is_cuda and value.numel() > 1
     )
+
+
+def is_state(part: ast.expr, names: Mapping[str, Any]) -> bool:
+    """True for a part of a test that is a word, a sign, a number or a call, and no tensor."""
+    root = _root(part)
+    if is_of_torch(names.get(root)):
+        return False
+    if isinstance(part, ast.Call) or root not in names:
+        return not isinstance(part, ast.Name)
+    value = names[root] if isinstance(part, ast.Name) else value_of(part, names)
+    return isinstance(value, str | int | float | Enum | None) or isroutine(value)
 
 
 def value_of(atom: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -42,6 +42,7 @@ from tuner.emulator.inside.branches import (
     is_of_torch,
     is_on_device,
     is_safe,
+    is_state,
     iterated,
     value_of,
 )
@@ -500,6 +501,10 @@ class Horizon:
                 if test.taken:  # in the loop
                     found += [(source.name, line) for line in source.left_by(test, ran)]
                     found += [(source.name, test.node.lineno)] * source.keeps(test, ran)
+            used = (one for one in source.bodies if one in self._on_stack or source.is_used(one))
+            found += [
+                (source.name, line) for one in used for line in source.left_in_tables(one, ran)
+            ]
             ramps = self._ramps.setdefault(source.name, _Ramps(source))
             for ramp in itertools.chain(*ramps.found.values()):
                 if ramp.function not in self._on_stack and source.is_used(ramp.function):
@@ -582,6 +587,12 @@ def _code_of(callee: Any) -> tuple[CodeType | None, int]:
 def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
     """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
+    if any(is_state(one, names) for one in test.states):
+        test.code, test.taken = None, {False}
+        return
+    if not test.atoms:
+        test.taken = set()  # of a tensor, which had no value in the first step
+        return
     for name, atom in test.atoms.items():
         value = value_of(atom, names)
         if not isinstance(value, int | float):  # a clock, a tensor, or a state
@@ -637,6 +648,10 @@ def _progress(
 def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
     """Evaluate a test in a function that no step ended in, with the values that it may have had."""
     names = source.globals
+    if any(is_state(one, names) for one in test.states):
+        test.code, test.taken = None, {False}
+    if test.taken or not test.atoms:
+        return
     others = {name: names[name] for name in _plain_names(test, names)}
     ranges: dict[str, range] = {}
     for key, atom in test.atoms.items():

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import empty
 
-from tuner.emulator.inside.branches import Tree, is_quiet
+from tuner.emulator.inside.branches import is_quiet
+from tuner.emulator.inside.flows import Tree
 from tuner.emulator.inside.lines import BRANCH, SIZE, package_of, parsed
 from tuner.emulator.inside.lines import UNKNOWN as UNREAD
 from tuner.emulator.inside.notes import (
