@@ -29,22 +29,29 @@ def pool(told_bytes=None) -> Pool:
     return dataclasses.replace(found, device_bytes=size, loaded_bytes=0.45 * found.device_bytes)
 
 
-def play(told: Pool, true_bytes, trials: int) -> tuple[Guided, list[int]]:
-    """Ask and tell; throughput is as predicted."""
+def play(told: Pool, true_bytes, trials: int, *, rates=None) -> tuple[Guided, list[int]]:
+    """Ask and tell; throughput is as predicted unless `rates` say another."""
+    rates = told.samples_per_s if rates is None else rates
     sampler = Guided(told)
     done = []
     while len(done) < trials and (place := sampler.choose()) is not None:
         size = float(true_bytes[place])
         fits = size <= told.limit_bytes
-        sampler.end(
-            place, (told.samples_per_s[place], size) if fits else (0.0, 2 * told.limit_bytes)
-        )
+        sampler.end(place, (rates[place], size) if fits else (0.0, 2 * told.limit_bytes))
         done.append(place)
     return sampler, done
 
 
 def fastest(told: Pool, true_bytes) -> float:
     return float(told.samples_per_s[true_bytes <= told.usable_bytes].max())
+
+
+def test_predictions_that_point_the_wrong_way_lose_their_weight():
+    told = pool()
+    rates = told.samples_per_s**-0.5
+    _, done = play(told, told.device_bytes, 10, rates=rates)
+    fits = told.device_bytes <= told.usable_bytes
+    assert rates[[place for place in done if fits[place]]].max() > 0.98 * rates[fits].max()
 
 
 class TestPriorThatIsTooDark:

@@ -110,8 +110,6 @@ class Test:
     function: ast.AST
     atoms: dict[str, ast.expr]
     code: CodeType | None
-    states: Sequence[ast.expr] = ()
-    """What it asks that is made from counters, whose values to come are not known."""
     of_rank: bool = False
     """True if it is on the number of a rank: the first one ran for all."""
     taken: set[bool] = field(default_factory=set)
@@ -163,6 +161,8 @@ class Source(Tree):
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
+        self.states: dict[ast.AST, list[ast.expr]] = {}
+        """The parts of each test that are made from counters, whose values to come aren't known."""
         self._ended: dict[ast.AST, range] = {}
         self._handlers = [one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler)]
         self._exits: dict[ast.AST, list[tuple[ast.expr, bool]]] = {}
@@ -341,7 +341,8 @@ class Source(Tree):
         if not counting.atoms and not states:
             return None
         of_rank = bool(counting.atoms) and counters is self._ranks
-        return Test(node, function, counting.atoms, code, of_rank=of_rank, states=states)
+        self.states[node] = states
+        return Test(node, function, counting.atoms, code, of_rank)
 
     @cached_property
     def _ranks(self) -> set[str]:
@@ -414,7 +415,7 @@ class Source(Tree):
 
     @cached_property
     def _made(self) -> set[str]:
-        """What is made from counters, or taken from a heap or a queue."""
+        """Names of values made from counters, or taken from a heap or a queue."""
         return self.made_from(self.counters, {*TAKES, *self._fields}) - self._fields
 
     @cached_property

@@ -38,7 +38,7 @@ class Tree:
         return next((one for one in self.up(node) if isinstance(one, kinds)), self._tree)
 
     def made_from(self, counters: Callable[[ast.AST], set[str]], known: set[str]) -> set[str]:
-        """What is made from the counters of each function, and from what is `known`."""
+        """The names of values made from the counters of each function, and from what is `known`."""
         made = set(known)
         for _ in range(MOST_CALLS):
             for function, uses, makes in self._flows:
@@ -68,7 +68,7 @@ class Tree:
         return found
 
     def _told_by(self, function: ast.AST) -> set[str]:
-        """How code that asks a function of the file is written."""
+        """The text of a call of a function of the file."""
         owner, name = self._parents.get(function), getattr(function, "name", "")
         if not isinstance(owner, ast.ClassDef):
             return {name}
@@ -79,7 +79,7 @@ class Tree:
 
 
 def used(*nodes: ast.AST) -> set[str]:
-    """What is in some code: names, attributes, items and calls, as `a`, `a.b`, `.b` and `.b()`."""
+    """The names, attributes, items and calls in some code, as `a`, `a.b`, `.b` and `.b()`."""
     every = [one for node in nodes for one in ast.walk(node)]
     calls = [one for one in every if isinstance(one, ast.Call)]
     called = {one.func for one in calls}

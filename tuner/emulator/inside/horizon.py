@@ -587,7 +587,7 @@ def _code_of(callee: Any) -> tuple[CodeType | None, int]:
 def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
     """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
-    if any(is_state(one, names) for one in test.states):
+    if any(is_state(one, names) for one in source.states[test.node]):
         test.code, test.taken = None, {False}
         return
     if not test.atoms:
@@ -648,7 +648,7 @@ def _progress(
 def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
     """Evaluate a test in a function that no step ended in, with the values that it may have had."""
     names = source.globals
-    if any(is_state(one, names) for one in test.states):
+    if any(is_state(one, names) for one in source.states[test.node]):
         test.code, test.taken = None, {False}
     if test.taken or not test.atoms:
         return

@@ -65,7 +65,7 @@ class Experience:
         moving = pool.moving_share
         speed_prior, memory_prior = pool.speed_prior, pool.memory_prior
         self._speed_model = ResidualModel(
-            features(columns, coordinates, {}, speed_prior), speed_prior
+            features(columns, coordinates, {"rate": pool.log_rate}, speed_prior), speed_prior
         )
         self._memory_model = ResidualModel(
             features(columns, coordinates, {"moving": moving}, memory_prior),

@@ -36,6 +36,9 @@ the log of the memory ratio between the largest and the smallest value of a knob
 BLIND = Prior(shared=0.6, spread=0.6, noise=0.02)
 """Errors of these guesses of throughput and memory, as standard deviations of the logarithm."""
 
+RATE = 2.0
+"""Weight of predicted throughput in the features of its error; a value of a knob has 1 or less."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -65,6 +68,15 @@ class Pool:
     def moving_share(self) -> Floats:
         """The share of memory that comes and goes in a step: all but weights and states."""
         return 1.0 - np.minimum(self.loaded_bytes / self.device_bytes, 1.0)
+
+    @property
+    def log_rate(self) -> Floats:
+        """The logarithm of predicted throughput, with a standard deviation of `RATE`.
+
+        Where trials contradict the predictions as a whole, their differences shrink or turn round.
+        """
+        log = np.log(self.samples_per_s)
+        return RATE * log / max(float(log.std()), 1e-9)
 
     @property
     def speed_prior(self) -> Prior:

@@ -60,7 +60,7 @@ def features(
     """Scaled features of every candidate, shape (candidates, features); the first is shared.
 
     `columns` are the knobs' values, `ordered` the coordinates in 0..1 of ordered knobs, and
-    `shares` numbers in 0..1 from the predictions.
+    `shares` numbers from the predictions.
     """
     number = len(next(iter(columns.values())))
     found: list[Floats] = []

@@ -41,6 +41,9 @@ DOUBT, BLIND_DOUBT = 0.15, 1.0
 A small share tries candidates believed to be on the front before those that might be; before any
 evidence, this is the predicted front, the largest gain first."""
 
+EXPLORES = 3
+"""With predictions, one trial of this many counts all of the standard deviations."""
+
 
 class Guided:
     """Chooses among the candidates of a pool.
@@ -253,7 +256,9 @@ class Guided:
 
     def _gains_by_case(self, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
         """The probability of each case, and the expected gains in it, shape (cases, places)."""
-        found = self._shares(places, BLIND_DOUBT if self.pool.is_blind else DOUBT)
+        trials = int(self._ended.sum()) + len(self._pending) + 1
+        doubt = BLIND_DOUBT if self.pool.is_blind or trials % EXPLORES == 0 else DOUBT
+        found = self._shares(places, doubt)
         gains = [volume + THROUGHPUT_WEIGHT * first for _, volume, first in found]
         return np.array([chance for chance, _, _ in found]), np.array(gains)
 
