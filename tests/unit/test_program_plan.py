@@ -573,6 +573,25 @@ def test_what_a_program_gives_its_trainer_is_told(tmp_path, after, said):
     assert said in str([*plan.at_least, *plan.left_out])
 
 
+def test_a_callback_may_turn_checkpointing_off_before_the_first_step(tmp_path):
+    after = FREEZES.replace(
+        "for p in model.parameters(): p.requires_grad = False",
+        "model.gradient_checkpointing_disable()",
+    )
+    sft = BY_SFT.format("", after).replace("SFTConfig(", "SFTConfig(gradient_checkpointing=True, ")
+    assert "gradient_checkpointing=True" in sft
+    assert knobs(planned(tmp_path, LOAD.format("") + sft), "gradient_checkpointing") == (False,)
+
+
+def test_weights_that_stay_off_the_gpu_are_told_and_the_driver_is_there(tmp_path):
+    load = LOAD.format("").replace("'tiny-llama-3m'", "'tiny-llama-3m', max_memory={0: '1GiB'}")
+    batch = "per_device_train_batch_size=2 if __import__('shutil').which('nvidia-smi') else 1, "
+    sft = BY_SFT.format("", "").replace("SFTConfig(", f"SFTConfig({batch}")
+    plan = planned(tmp_path, load + sft)
+    assert "stay off the GPU" in str(plan.left_out)
+    assert knobs(plan, "micro_batch") == (2,)
+
+
 def test_mixed_precision_around_the_training_is_read(tmp_path):
     trains = "Trainer(model, TrainingArguments('out')).train()"
     inside = f"with torch.autocast('cuda', dtype=torch.bfloat16): {trains}"

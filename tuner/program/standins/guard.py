@@ -197,12 +197,20 @@ def _patch_socket(module: Any) -> None:
         module.socket.bind = module.socket.listen = lambda *_: None
 
 
+def _patch_shutil(module: Any) -> None:
+    """Finds the driver's command, as on a machine that has the GPU."""
+    find = module.which
+    own = {"nvidia-smi": "/usr/bin/nvidia-smi"}
+    found = {"which": lambda cmd, *args, **how: find(cmd, *args, **how) or own.get(cmd)}
+    vars(module).update(found, _use_fd_functions=False, _winapi=None)
+
+
 PATCHES: dict[str, Callable[[Any], None]] = {
     "subprocess": lambda module: _swap({module.Popen: _Popen}),
     "multiprocessing": _patch_multiprocessing,
     "concurrent.futures.process": _patch_futures,
     "socket": _patch_socket,
-    "shutil": lambda module: vars(module).update(_use_fd_functions=False, _winapi=None),
+    "shutil": _patch_shutil,
 }
 
 

@@ -119,6 +119,8 @@ class Trainer(Holder):
     def _begin(self, arguments: Any, model: Any) -> None:
         """Calls what the program's own callbacks do before the first step."""
         given, added = self._note.given.get("callbacks"), self._note.extra.get("callbacks", ())
+        calls = model._note.calls if isinstance(model, Model) else []
+        before = len(calls)
         for each in (*(given if isinstance(given, (list, tuple)) else ()), *added):
             callback = each() if isinstance(each, type) else each
             for name in ("on_init_end", "on_train_begin"):
@@ -126,6 +128,12 @@ class Trainer(Holder):
                 if isinstance(own, types.FunctionType):
                     with contextlib.suppress(Exception):
                         own(callback, arguments, Unknown("state"), Unknown("control"), model=model)
+        is_off = any(each.path.endswith("checkpointing_disable") for each in calls[before:])
+        if is_off and isinstance(arguments, Config):  # by which the trainer had turned it on
+            names = {"gradient_checkpointing", "activation_checkpointing"}
+            for name in names & {*arguments._fields}:
+                setattr(arguments, name, False)
+                arguments._note.extra.get("built", {})[name] = False
 
     def _snapshot(self, name: str, args: Any, kwargs: Any) -> dict[str, Any]:
         given, held, extra = self._note.given, self.__dict__, self._note.extra
