@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.app.device import find_gpu
 from tuner.core.errors import InputError, UnavailableError
 from tuner.core.units import GIB, MIB
 from tuner.space import gpus
@@ -217,6 +218,14 @@ def test_a_misspelled_gpu_gets_the_nearest_and_the_way_out():
         get_gpu("a600")
     for part in ("unknown GPU 'a600'", "did you mean 'a6000'?", "tuner gpus", "gpus.yaml"):
         assert part in str(caught.value)
+
+
+def test_several_gpus_or_none_are_no_name_of_one():
+    for asked in (["a6000", "l4"], None):
+        with pytest.raises(InputError, match="the name of one GPU type"):
+            find_gpu(asked)
+        with pytest.raises(InputError, match="call once for each"):
+            get_gpu(asked)
 
 
 # --- devices

@@ -19,7 +19,7 @@ from tuner.cost.speed.profile import (
     slug_of,
 )
 from tuner.emulator.build import unavailable
-from tuner.space.gpus import Gpu, as_told, get_gpu, match_device, not_predicted
+from tuner.space.gpus import Gpu, as_told, get_gpu, match_device, not_predicted, word_of
 
 CPU, AUTO = "cpu", "auto"
 
@@ -57,7 +57,7 @@ def find_gpu(
     "auto" is this machine's GPU and "cpu" its processor. Raises `InputError` for an unknown name,
     and `UnavailableError` if this machine has no such device.
     """
-    word = text.strip().lower()
+    word = word_of(text)
     if word not in (CPU, AUTO):
         return get_gpu(text, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
     gpu = this_cpu() if word == CPU else this_gpu()

@@ -330,7 +330,7 @@ def get_gpu(
     says so. Raises `InputError` for a name that is unknown or that several types answer to and for
     the processor, and `UnavailableError` for an accelerator of another vendor.
     """
-    if text.strip().lower() == "cpu":
+    if word_of(text) == "cpu":
         raise not_predicted()
     catalogue = _load(extra)
     gpu = _find(text, catalogue)
@@ -338,6 +338,13 @@ def get_gpu(
     if count > 1:
         gpu = replace(gpu, name=f"{gpu.name}, one of {count} in a {text.strip()}")
     return as_told(gpu, memory_bytes=memory_bytes, price_usd_per_hour=price_usd_per_hour)
+
+
+def word_of(gpu: object) -> str:
+    """The name of a GPU type in small letters. Raises `InputError` for what is no text."""
+    if not isinstance(gpu, str):
+        raise InputError(f"gpu is the name of one GPU type, got {gpu!r}", hint="call once for each")
+    return gpu.strip().lower()
 
 
 def not_predicted() -> InputError:
