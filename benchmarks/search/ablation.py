@@ -55,8 +55,10 @@ OTHERS: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "CLEARLY": (1.0, 10.0),
         "THROUGHPUT_WEIGHT": (0.0, 2.0),
         "DOUBT": (0.0, 1.0),
+        "EXPLORES": (1, 10**6),
     },
     "goals": {"FAR": (2.0, 100.0)},
+    "pool": {"RATE": (0.0, 4.0)},
 }
 """Other values of each constant, by its module in `tuner.searches.guided`."""
 
