@@ -7,6 +7,7 @@ as was the space `qlora4b` with all of them.
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -92,23 +93,39 @@ def _scattered(table: Table, rng: np.random.Generator) -> Errors:
     return 0.1 * rng.normal(size=len(table.configurations)), _as_told(table, rng)[1], {}
 
 
-def _compressed(table: Table, rng: np.random.Generator) -> Errors:
-    """The order is as predicted, but what is faster is so by a third less to two thirds less."""
-    log = np.log(table.arrays[SAMPLES_PER_S])
-    return -rng.uniform(1 / 3, 2 / 3) * (log - np.median(log)), _as_told(table, rng)[1], {}
+def _scaled(least: float, most: float) -> Maker:
+    """Differences of logarithms from the median are this share less than predicted."""
+
+    def make(table: Table, rng: np.random.Generator) -> Errors:
+        log = np.log(table.arrays[SAMPLES_PER_S])
+        speed = -rng.uniform(least, most) * (log - np.median(log))
+        return speed, _as_told(table, rng)[1], {}
+
+    return make
 
 
-def _contradicted(table: Table, rng: np.random.Generator) -> Errors:
-    """What is predicted to be faster is slower, by a third of the difference to all of it."""
-    log = np.log(table.arrays[SAMPLES_PER_S])
-    return -rng.uniform(4 / 3, 2) * (log - np.median(log)), _as_told(table, rng)[1], {}
+_compressed = _scaled(1 / 3, 2 / 3)
+"""The order is as predicted, but what is faster is so by a third less to two thirds less."""
+
+_contradicted = _scaled(4 / 3, 2)
+"""What is predicted to be faster is slower, by a third of the difference to all of it."""
+
+
+@functools.cache
+def _published_errors() -> Floats:
+    """The logarithms of measured over predicted throughput of published runs.
+
+    The file has predicted over measured steps, less 1.
+    """
+    file = Path(__file__).parents[1] / "accuracy/predictions.csv"
+    rows = csv.DictReader(file.read_text("utf-8").splitlines())
+    off = [row["step"].strip("%") for row in rows if row["step"].strip()]
+    return np.asarray(np.log1p(np.array(off, dtype=float) / 100))
 
 
 def _published(table: Table, rng: np.random.Generator) -> Errors:
     """Steps are off as those of published runs are: by values without an order, and by chance."""
-    with (Path(__file__).parents[1] / "accuracy/predictions.csv").open(encoding="utf-8") as file:
-        off = [row["step"].strip("%") for row in csv.DictReader(file) if row["step"].strip()]
-    found = -np.log1p(np.array(off, dtype=float) / 100)
+    found = _published_errors()
     words = [knob for knob in table.knobs if not _is_number(table, knob)]
     keys = list(zip(*map(table.column, words), strict=True))
     drawn = {key: rng.choice(found) for key in sorted(set(keys), key=str)}
