@@ -115,13 +115,13 @@ def _recorded(program: Program, gpu: Gpu | None, seeds: int, seconds: float) -> 
 
     keys: list[str] = []  # that the program takes from a mapping which is unknown
     configs: dict[str, Any] = {}  # of models that it names
+    order: list[str] = []  # of its questions
 
     def run(seed: int, fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         own = {"seed": seed, "fixed": fixed or {}, "order": order, "keys": keys, "configs": configs}
         more = f"{json.dumps(own)[1:-1]}, {_libraries()}"
         return _run(f"{request[:-1]}, {more}", seconds, program.folder, given)
 
-    order: list[str] = []  # of questions
     runs = [run(0)]
     while True:
         fails = runs[0]["ended"] and not runs[0]["trainings"] and not runs[0]["loops"]

@@ -43,7 +43,7 @@ COUNTERS = frozenset(
 
 _PLAIN = (int, float, str, type(None), list, tuple, dict, set)
 _FIELDS = frozenset(f".{name}" for name in COUNTERS)
-_TESTS = (ast.If, ast.IfExp, ast.While, ast.For)
+_TESTS = (ast.If, ast.IfExp, ast.While)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 _SAFE = (
@@ -161,13 +161,13 @@ class Source(Tree):
         for one in self._functions:
             self._by_name[one.name].append(one)
         self._given: dict[ast.AST, set[str]] = defaultdict(set)
+        self._handlers = [one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler)]
         self.states: dict[ast.AST, list[ast.expr]] = {}
         """The parts of each test that are made from counters, whose values to come aren't known."""
         self._ended: dict[ast.AST, range] = {}
-        self._handlers = [one for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler)]
         self._exits: dict[ast.AST, list[tuple[ast.expr, bool]]] = {}
         self._resets: dict[tuple[str, ast.AST], bool] = {}
-        """What `counted_by` asks of each loop after each step."""
+        """`counted_by` asks after each step how loops end; each loop's text is read once."""
         self.falling: set[str] = set()
         """Numbers that fell from one step to the next."""
         self.decided: dict[int, set[bool]] = defaultdict(set)
@@ -283,7 +283,7 @@ class Source(Tree):
 
     def _tests_of(self, function: ast.AST) -> Iterator[Test]:
         for one in self.parts(function):
-            test = self._test(one, function) if isinstance(one, _TESTS) else None
+            test = self._test(one, function) if isinstance(one, (*_TESTS, ast.For)) else None
             if test is not None:
                 yield test
 
@@ -311,7 +311,7 @@ class Source(Tree):
 
     def tested(self, function: ast.AST) -> Iterator[ast.expr]:
         """The tests of a function."""
-        return (one.test for one in self.parts(function) if hasattr(one, "test"))
+        return (one.test for one in self.parts(function) if isinstance(one, _TESTS))
 
     def _test(
         self, node: ast.If | ast.IfExp | ast.While | ast.For, function: ast.AST
@@ -615,7 +615,8 @@ class Source(Tree):
     def left_by(self, test: Test, ran: Iterable[Place]) -> Iterator[int]:
         """The lines of the branches of a test that were not taken, may be, and may allocate."""
         decided = self.decided.get(test.node.lineno) if isinstance(test.node, ast.If) else None
-        for wanted in (True, False)[: 1 if isinstance(test.node, ast.For) else 2]:
+        # A loop over a table has no other branch.
+        for wanted in (True,) if isinstance(test.node, ast.For) else (True, False):
             if wanted in (decided or (test.taken if test.code is not None else ())):
                 continue
             body = self._body(test, wanted)

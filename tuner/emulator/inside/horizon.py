@@ -584,11 +584,18 @@ def _code_of(callee: Any) -> tuple[CodeType | None, int]:
     return getattr(inspect.unwrap(callee), "__code__", None), first
 
 
+def _asks_state(test: Test, names: Mapping[str, Any], source: Source) -> bool:
+    """True for a test of what is made from counters: its outcomes to come are not known."""
+    if any(is_state(one, names) for one in source.states[test.node]):
+        test.code, test.taken = None, {False}
+        return True
+    return False
+
+
 def _note(test: Test, names: Mapping[str, Any], source: Source, line: int, *, is_cut: bool) -> None:
     """Evaluate a test with the counters of this step; after a cut, the first ones are kept."""
     values: dict[str, Any] = {}
-    if any(is_state(one, names) for one in source.states[test.node]):
-        test.code, test.taken = None, {False}
+    if _asks_state(test, names, source):
         return
     if not test.atoms:
         test.taken = set()  # of a tensor, which had no value in the first step
@@ -648,9 +655,7 @@ def _progress(
 def _look_back(test: Test, source: Source, done: int, epochs: int) -> None:
     """Evaluate a test in a function that no step ended in, with the values that it may have had."""
     names = source.globals
-    if any(is_state(one, names) for one in source.states[test.node]):
-        test.code, test.taken = None, {False}
-    if test.taken or not test.atoms:
+    if _asks_state(test, names, source) or not test.atoms:
         return
     others = {name: names[name] for name in _plain_names(test, names)}
     ranges: dict[str, range] = {}

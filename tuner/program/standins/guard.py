@@ -200,9 +200,12 @@ def _patch_socket(module: Any) -> None:
 def _patch_shutil(module: Any) -> None:
     """Finds the driver's command, as on a machine that has the GPU."""
     find = module.which
-    own = {"nvidia-smi": "/usr/bin/nvidia-smi"}
-    found = {"which": lambda cmd, *args, **how: find(cmd, *args, **how) or own.get(cmd)}
-    vars(module).update(found, _use_fd_functions=False, _winapi=None)
+
+    def which(cmd: Any, *args: Any, **how: Any) -> Any:
+        is_driver = cmd == "nvidia-smi"
+        return find(cmd, *args, **how) or ("/usr/bin/nvidia-smi" if is_driver else None)
+
+    vars(module).update(which=which, _use_fd_functions=False, _winapi=None)
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
